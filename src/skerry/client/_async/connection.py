@@ -1,0 +1,234 @@
+"""One server, and the sandbox on it that a client object stands for."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+from urllib.parse import quote
+
+import httpx
+from pydantic import BaseModel
+
+from skerry.client.concurrency import AsyncLock, run_blocking_async
+from skerry.client.endpoint import Endpoint, resolve
+from skerry.client.frames import AsyncFrames
+from skerry.client.sse import response_to_iterator_async
+from skerry.client.values import Hooks, given
+from skerry.client.wire import dump, failure
+from skerry.errors import SandboxExistsError, SkerryError
+from skerry.models import SandboxInfo
+
+M = TypeVar("M", bound=BaseModel)
+T = TypeVar("T")
+
+_JSON = {"Content-Type": "application/json"}
+
+
+class AsyncStream(Generic[T]):
+    """An iterator of events. Leaving it early, or closing it, ends what it reads on the server too."""
+
+    def __init__(self, events: AsyncGenerator[T, None]) -> None:
+        self._events = events
+
+    def __aiter__(self) -> AsyncStream[T]:
+        return self
+
+    async def __anext__(self) -> T:
+        return await anext(self._events)
+
+    async def aclose(self) -> None:
+        await self._events.aclose()
+
+    async def __aenter__(self) -> AsyncStream[T]:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
+
+
+class AsyncConnection:
+    """Requests to one server, over connections that are kept; made when first needed."""
+
+    def __init__(self, url: str | None = None, api_key: str | None = None, home: str | Path | None = None) -> None:
+        self._target = (url, api_key, home)
+        self._lock = AsyncLock()
+        self._endpoint: Endpoint | None = None
+        self._client: httpx.AsyncClient | None = None
+
+    async def endpoint(self) -> Endpoint:
+        async with self._lock:
+            if self._endpoint is None:
+                self._endpoint = await run_blocking_async(resolve, *self._target)
+            return self._endpoint
+
+    async def client(self) -> httpx.AsyncClient:
+        if self._client is None:
+            endpoint = await self.endpoint()
+            if self._client is None:
+                self._client = endpoint.client_async()
+        return self._client
+
+    async def request(
+        self,
+        method: str,
+        path: str,
+        *,
+        json: Any = None,
+        content: bytes | AsyncIterator[bytes] | None = None,
+        params: dict[str, Any] | None = None,
+        headers: dict[str, str] | None = None,
+    ) -> httpx.Response:
+        client = await self.client()
+        if json is not None:
+            content, headers = dump(json), {**_JSON, **headers} if headers else _JSON
+        try:
+            response = await client.request(method, path, content=content, params=params, headers=headers)
+        except httpx.TransportError as error:
+            raise self._lost(error) from error
+        if response.status_code >= 400:
+            raise failure(response)
+        return response
+
+    @asynccontextmanager
+    async def stream(
+        self,
+        method: str,
+        path: str,
+        *,
+        json: Any = None,
+        params: dict[str, Any] | None = None,
+        headers: dict[str, str] | None = None,
+    ) -> AsyncIterator[httpx.Response]:
+        client = await self.client()
+        content = None
+        if json is not None:
+            content, headers = dump(json), {**_JSON, **headers} if headers else _JSON
+        try:
+            async with client.stream(method, path, content=content, params=params, headers=headers) as response:
+                # 416 answers a range beyond the end of a file, which has no bytes there.
+                if response.status_code >= 400 and response.status_code != 416:
+                    await response.aread()
+                    raise failure(response)
+                yield response
+        except httpx.TransportError as error:
+            raise self._lost(error) from error
+
+    async def frames(self, path: str, params: dict[str, Any]) -> AsyncFrames:
+        endpoint = await self.endpoint()
+        return await endpoint.frames_async(path, params)
+
+    async def aclose(self) -> None:
+        client, self._client = self._client, None
+        if client is not None:
+            await client.aclose()
+
+    def _lost(self, error: httpx.TransportError) -> SkerryError:
+        assert self._endpoint is not None
+        return self._endpoint.unreachable(error)
+
+
+class AsyncLink:
+    """The way to one sandbox: knows its name, and with which options it is to be made on first use."""
+
+    def __init__(
+        self, connection: AsyncConnection, id: str, options: dict[str, Any] | None = None, hooks: Hooks | None = None
+    ) -> None:
+        self.connection = connection
+        self.id = id
+        self.options = options or {}
+        self.hooks = hooks or Hooks()
+        self.prepared = False
+        self._lock = AsyncLock()
+        self._base = f"/v1/sandboxes/{quote(id, safe='')}"
+
+    async def prepare(self) -> None:
+        """Make the sandbox if options say how; without options the server makes it when it is first used."""
+        if self.prepared:
+            return
+        async with self._lock:
+            if not self.prepared:
+                if self.options:
+                    try:
+                        await self.create()
+                    except SandboxExistsError:
+                        await self._adopt()
+                self.prepared = True
+
+    async def create(self) -> SandboxInfo:
+        response = await self.connection.request("POST", "/v1/sandboxes", json={"id": self.id, **self.options})
+        self.prepared = True
+        return SandboxInfo.model_validate_json(response.content)
+
+    async def request(
+        self,
+        method: str,
+        path: str,
+        *,
+        json: Any = None,
+        content: bytes | AsyncIterator[bytes] | None = None,
+        params: dict[str, Any] | None = None,
+        headers: dict[str, str] | None = None,
+        prepare: bool = True,
+    ) -> httpx.Response:
+        if prepare and not self.prepared:
+            await self.prepare()
+        return await self.connection.request(
+            method, self._base + path, json=json, content=content, params=params, headers=headers
+        )
+
+    async def post(self, model: type[M], path: str, json: Any = None, *, prepare: bool = True) -> M:
+        response = await self.request("POST", path, json=json, prepare=prepare)
+        return model.model_validate_json(response.content)
+
+    async def get(self, model: type[M], path: str, params: dict[str, Any] | None = None, *, prepare: bool = True) -> M:
+        response = await self.request("GET", path, params=params, prepare=prepare)
+        return model.model_validate_json(response.content)
+
+    @asynccontextmanager
+    async def stream(
+        self, method: str, path: str, *, params: dict[str, Any] | None = None, headers: dict[str, str] | None = None
+    ) -> AsyncIterator[httpx.Response]:
+        await self.prepare()
+        async with self.connection.stream(method, self._base + path, params=params, headers=headers) as response:
+            yield response
+
+    async def events(
+        self, model: type[M], method: str, path: str, *, json: Any = None, params: dict[str, Any] | None = None
+    ) -> AsyncGenerator[M, None]:
+        await self.prepare()
+        async with self.connection.stream(method, self._base + path, json=json, params=params) as response:
+            events = response_to_iterator_async(response, model)
+            try:
+                async for event in events:
+                    yield event
+            finally:
+                await events.aclose()
+
+    async def frames(self, path: str, params: dict[str, Any]) -> AsyncFrames:
+        await self.prepare()
+        return await self.connection.frames(self._base + path, params)
+
+    async def _adopt(self) -> None:
+        """Use the sandbox that already has this name, if it is the one that the options describe."""
+        info = await self.get(SandboxInfo, "", prepare=False)
+        wanted = self.options
+        there = {"image": info.image, "ephemeral": info.ephemeral, "labels": info.labels}
+        labels = wanted.get("labels", {})
+        differ: list[str] = [name for name in ("image", "ephemeral") if name in wanted and wanted[name] != there[name]]
+        differ += ["labels"] if any(info.labels.get(key) != value for key, value in labels.items()) else []
+        limits = wanted.get("limits", {})
+        differ += ["limits"] if any(info.limits.get(key) != value for key, value in limits.items()) else []
+        if differ:
+            words = ", ".join(f"{name} is {there.get(name, info.limits)!r}, not {wanted[name]!r}" for name in differ)
+            raise SandboxExistsError(
+                f"Sandbox {self.id!r} already exists with other options: {words}.",
+                hint="Leave the options out to use it as it is, choose another name, or destroy it first.",
+                details={"sandboxId": self.id, "differences": differ},
+            )
+        env = {name: value for name, value in wanted.get("env", {}).items() if info.env.get(name) != value}
+        if env:
+            await self.request("PUT", "/env", json={"env": env}, prepare=False)
+        if settings := given(sleepAfter=wanted.get("sleepAfter")):
+            await self.request("PATCH", "", json=settings, prepare=False)

@@ -1,0 +1,112 @@
+# Generated from src/skerry/client/_async/lifecycle.py by scripts/generate_sync.py; change that file and run it again.
+"""The life of a sandbox, its environment, git and terminals."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from skerry.client._sync.connection import Link
+from skerry.client._sync.terminal import Terminal
+from skerry.client.concurrency import call
+from skerry.client.values import EnvChanges, Seconds, given, milliseconds
+from skerry.client.wire import stream_error
+from skerry.errors import InternalError
+from skerry.models import EventList, GitCloneResult, GitEvent, Health, SandboxEvent, SandboxInfo
+
+
+class Lifecycle:
+    _link: Link
+    _bound: str | None = None
+
+    def info(self) -> SandboxInfo:
+        """What the server knows about the sandbox. Asking does not wake it."""
+        return self._link.get(SandboxInfo, "")
+
+    def start(self) -> SandboxInfo:
+        """Start it now, instead of on first use."""
+        return self._link.post(SandboxInfo, "/start")
+
+    def stop(self) -> SandboxInfo:
+        """Put it to sleep: processes end, files stay (unless it is ephemeral), the next operation wakes it."""
+        return self._link.post(SandboxInfo, "/stop", prepare=False)
+
+    def restart(self) -> SandboxInfo:
+        """Stop it and start it again."""
+        return self._link.post(SandboxInfo, "/restart")
+
+    def update(self, *, labels: Mapping[str, str] | None = None, sleep_after: str | float | None = None) -> SandboxInfo:
+        """Change its labels, or after how much idle time (seconds, '10m', 'never') it sleeps."""
+        body = given(labels=None if labels is None else dict(labels), sleepAfter=sleep_after)
+        response = self._link.request("PATCH", "", json=body)
+        return SandboxInfo.model_validate_json(response.content)
+
+    def destroy(self) -> None:
+        """Delete it and every file in it, for good."""
+        self._link.request("DELETE", "", prepare=False)
+        self._link.prepared = False
+
+    def set_env_vars(self, env: EnvChanges) -> None:
+        """Set variables that every command sees; None unsets one.
+
+        Before the first operation they are kept and sent with it. A sandbox that is active has its environment
+        already: then this raises ``EnvLockedError``.
+        """
+        link = self._link
+        if link.prepared:
+            link.request("PUT", "/env", json={"env": dict(env)})
+            return
+        merged = {**link.options.get("env", {}), **env}
+        link.options = {**link.options, "env": {name: value for name, value in merged.items() if value is not None}}
+
+    def events(self, after: int = 0, limit: int = 100) -> list[SandboxEvent]:
+        """What happened to it: starts, sleeps, failures; oldest first, after the event with id ``after``."""
+        params = {"after": after, "limit": limit}
+        return (self._link.get(EventList, "/events", params, prepare=False)).events
+
+    def ping(self) -> Health:
+        """Whether the server is there, and what it is."""
+        response = self._link.connection.request("GET", "/health")
+        return Health.model_validate_json(response.content)
+
+    def git_checkout(
+        self,
+        repo_url: str,
+        target_dir: str | None = None,
+        *,
+        branch: str | None = None,
+        depth: int | None = None,
+        timeout: Seconds | None = None,
+        username: str | None = None,
+        password: str | None = None,
+        on_progress: Callable[[str], Any] | None = None,
+    ) -> GitCloneResult:
+        """Clone a repository, by default to ``/workspace/<its name>``. ``timeout`` is in seconds."""
+        body = {"repoUrl": repo_url} | given(
+            targetDir=target_dir,
+            branch=branch,
+            depth=depth,
+            timeout=milliseconds(timeout),
+            username=username,
+            password=password,
+            session=self._bound,
+        )
+        if on_progress is None:
+            return self._link.post(GitCloneResult, "/git/clone", body)
+        events = self._link.events(GitEvent, "POST", "/git/clone/stream", json=body)
+        try:
+            for event in events:
+                if event.type == "progress":
+                    call(on_progress, event.data or "")
+                elif event.type == "complete" and event.result is not None:
+                    return event.result
+                elif event.type == "error":
+                    raise stream_error(event.error)
+        finally:
+            events.close()
+        raise InternalError("The stream of the clone ended before the clone did.")
+
+    def terminal(self, *, cols: int = 80, rows: int = 24, shell: str | None = None, cwd: str | None = None) -> Terminal:
+        """Open a shell on a terminal of its own."""
+        params = {"cols": cols, "rows": rows} | given(shell=shell, cwd=cwd)
+        return Terminal(self._link.frames("/terminal", params))

@@ -1,0 +1,195 @@
+"""The owner of one sandbox: the only one who changes its life.
+
+absent → starting → active → hibernated → active … → destroyed. Changes of life queue on a lock; everything else runs
+beside each other on the machine's runtime.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+
+import structlog
+
+from skerry.control.ledger import Ledger
+from skerry.control.pool import Pool, Warm
+from skerry.control.store import SandboxRow, Store
+from skerry.errors import EnvLockedError, SandboxStartError, SkerryError
+from skerry.models import ProcessInfo, SandboxInfo, State, now
+from skerry.providers.contract import Machine, Provider, Spec
+from skerry.runtime.runtime import Runtime
+
+log = structlog.get_logger(__name__)
+
+
+class Owner:
+    def __init__(self, row: SandboxRow, provider: Provider, store: Store, ledger: Ledger, pool: Pool) -> None:
+        self.row = row
+        self.gone = False
+        """Destroyed, or put away while it slept: whoever still holds this must ask the registry again."""
+        self.life = asyncio.Lock()
+        self.operations = 0
+        self._provider = provider
+        self._store = store
+        self._ledger = ledger
+        self._pool = pool
+        self._machine: Machine | None = None
+        self._runtime: Runtime | None = None
+        self._idle_since = time.monotonic()
+
+    @property
+    def id(self) -> str:
+        return self.row.id
+
+    @property
+    def active(self) -> bool:
+        return self._runtime is not None
+
+    def info(self) -> SandboxInfo:
+        return describe(self.row, self.operations)
+
+    # -- use -----------------------------------------------------------------------------------------------------------
+
+    def enter(self) -> Runtime | None:
+        """The runtime, if it is there; counts as activity until ``leave``."""
+        if self._runtime is not None:
+            self.operations += 1
+        return self._runtime
+
+    def leave(self) -> None:
+        self.operations -= 1
+        self._idle_since = time.monotonic()
+
+    def idle_for(self) -> float:
+        return 0.0 if self.operations else time.monotonic() - self._idle_since
+
+    # -- changes of life, all with ``life`` held -----------------------------------------------------------------------
+
+    async def start(self) -> None:
+        if self._runtime is not None:
+            return
+        row = self.row
+        if row.starts and not row.ephemeral and not await self._provider.exists(self.id):
+            raise SandboxStartError(
+                f"The files of sandbox {self.id!r} are missing, so it was not started over an empty disk.",
+                hint="Restore them, or destroy the sandbox to begin again.",
+            )
+        self.row = replace(row, state=State.STARTING, starts=row.starts + 1)
+        warm = self._pool.take(row.image) if not row.starts else None
+        try:
+            if warm is not None:
+                await self._adopt(warm)
+            else:
+                await self._launch()
+        except SkerryError as error:
+            self._save(state=State.FAILED, starts=row.starts, last_stop=error.message)
+            self._record("failed", error.message)
+            raise
+        self._idle_since = time.monotonic()
+        self._save(state=State.ACTIVE, starts=self.row.starts, started_at=now(), last_active_at=now())
+        self._record("started", f"Started for the {_ordinal(self.row.starts)} time.")
+
+    async def _launch(self) -> None:
+        past = await self._store.processes(self.id) if self.row.starts > 1 else []
+        spec = Spec(id=self.id, image=self.row.image, limits=self.row.limits)
+        self._machine = await self._provider.start(spec, self._died)
+        self._runtime = Runtime(self._machine.portal, env=self.row.env, on_process=self._process, past=past)
+
+    async def _adopt(self, warm: Warm) -> None:
+        """A machine that was started in advance becomes this one."""
+        await self._provider.rename(warm.machine, self.id)
+        warm.on_death, warm.on_process = self._died, self._process
+        self._machine = warm.machine
+        self._runtime = warm.runtime
+        if self.row.env:
+            await warm.runtime.close()
+            self._runtime = Runtime(warm.machine.portal, env=self.row.env, on_process=self._process)
+
+    async def stop(self, reason: str) -> None:
+        """End its processes; its files stay, unless it is ephemeral."""
+        runtime, self._runtime = self._runtime, None
+        machine, self._machine = self._machine, None
+        if runtime is not None:
+            await runtime.close()
+        if machine is not None:
+            await machine.stop()
+            self._put_down(reason)
+        if self.row.ephemeral:
+            await self._provider.forget(self.id)
+
+    async def destroy(self) -> None:
+        await self.stop("It was destroyed.")
+        await self._ledger.flush()
+        await self._provider.forget(self.id)
+        await self._store.delete_sandbox(self.id)
+        self.row = replace(self.row, state=State.DESTROYED)
+        self.gone = True
+
+    async def set_env(self, env: Mapping[str, str | None]) -> None:
+        if self.active:
+            raise EnvLockedError(
+                f"Sandbox {self.id!r} has started, so its environment variables can no longer change.",
+                hint="Give them to a session (create_session(env=…)) or a command (exec(…, env=…)), or stop the "
+                "sandbox, set them, and let the next request start it again.",
+            )
+        merged = {name: value for name, value in {**self.row.env, **env}.items() if value is not None}
+        self.row = await self._store.update_sandbox(self.id, env=merged)
+
+    async def update(self, **changes: object) -> None:
+        self.row = replace(self.row, **changes)  # type: ignore[arg-type]
+        await self._store.update_sandbox(self.id, **changes)
+
+    # -- what the machine reports --------------------------------------------------------------------------------------
+
+    async def _died(self, reason: str) -> None:
+        async with self.life:
+            runtime, self._runtime = self._runtime, None
+            self._machine = None
+            if runtime is not None:
+                with contextlib.suppress(SkerryError):
+                    await runtime.close()
+            self._put_down(f"It ended unexpectedly: {reason}.")
+            log.warning("sandbox ended unexpectedly", sandbox=self.id, reason=reason)
+
+    async def _process(self, info: ProcessInfo) -> None:
+        if not self.gone:
+            await self._store.save_process(self.id, info, self.row.starts)
+
+    def _put_down(self, reason: str) -> None:
+        self._save(state=State.HIBERNATED, last_stop=reason, last_active_at=now())
+        self._record("stopped", reason)
+
+    def _save(self, **changes: object) -> None:
+        """Known here at once, in the store soon: after a crash every state there is put right anyway."""
+        self.row = replace(self.row, **changes)  # type: ignore[arg-type]
+        self._ledger.post(lambda: self._store.update_sandbox(self.id, **changes))
+
+    def _record(self, kind: str, message: str) -> None:
+        self._ledger.post(lambda: self._store.add_event(self.id, kind, message))
+
+
+def describe(row: SandboxRow, operations: int = 0) -> SandboxInfo:
+    return SandboxInfo(
+        id=row.id,
+        state=row.state,
+        image=row.image,
+        env=row.env,
+        labels=row.labels,
+        limits={**row.limits, "enforced": []} if row.limits else {},
+        sleep_after=row.sleep_after,
+        ephemeral=row.ephemeral,
+        created_at=row.created_at,
+        started_at=row.started_at,
+        last_active_at=row.last_active_at,
+        starts=row.starts,
+        last_stop=row.last_stop,
+        active_operations=operations,
+    )
+
+
+def _ordinal(number: int) -> str:
+    suffix = "th" if number % 100 in (11, 12, 13) else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
+    return f"{number}{suffix}"

@@ -1,0 +1,106 @@
+"""Machines started in advance, so that a new sandbox is there at once."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+import structlog
+
+from skerry.errors import SkerryError
+from skerry.models import ProcessInfo
+from skerry.providers.contract import Machine, Provider, Spec
+from skerry.runtime.runtime import Runtime
+
+log = structlog.get_logger(__name__)
+
+PREFIX = ".warm-"
+IMAGE = "host"
+RETRY = 5.0
+
+
+async def _nobody(*_: object) -> None:
+    return None
+
+
+@dataclass
+class Warm:
+    """A machine nobody has asked for yet. What it reports goes to whoever takes it."""
+
+    id: str
+    machine: Machine
+    runtime: Runtime
+    on_death: Callable[[str], Awaitable[None]] = _nobody
+    on_process: Callable[[ProcessInfo], Awaitable[None]] = _nobody
+
+
+class Pool:
+    """Keeps ``size`` machines of the host image ready, and refills itself in the background."""
+
+    def __init__(self, provider: Provider, size: int) -> None:
+        self._provider = provider
+        self._size = size
+        self._ready: list[Warm] = []
+        self._wanted = asyncio.Event()
+        self._worker: asyncio.Task[None] | None = None
+
+    def open(self) -> None:
+        if self._size:
+            self._wanted.set()
+            self._worker = asyncio.get_running_loop().create_task(self._refill())
+
+    @property
+    def ready(self) -> int:
+        return len(self._ready)
+
+    def take(self, image: str) -> Warm | None:
+        if image != IMAGE or not self._ready:
+            return None
+        self._wanted.set()
+        return self._ready.pop(0)
+
+    async def _refill(self) -> None:
+        while True:
+            await self._wanted.wait()
+            self._wanted.clear()
+            while len(self._ready) < self._size:
+                try:
+                    self._ready.append(await self._make())
+                except SkerryError as error:
+                    log.warning("the warm pool could not be refilled", reason=error.message)
+                    await asyncio.sleep(RETRY)
+
+    async def _make(self) -> Warm:
+        id = f"{PREFIX}{secrets.token_hex(6)}"
+        warm: Warm | None = None
+
+        async def died(reason: str) -> None:
+            if warm is not None and warm in self._ready:
+                self._ready.remove(warm)
+                await self._provider.forget(id)
+                self._wanted.set()
+            elif warm is not None:
+                await warm.on_death(reason)
+
+        async def process(info: ProcessInfo) -> None:
+            if warm is not None:
+                await warm.on_process(info)
+
+        machine = await self._provider.start(Spec(id=id, image=IMAGE), died)
+        warm = Warm(id, machine, Runtime(machine.portal, env={}, on_process=process))
+        await warm.runtime.sessions.warm()
+        return warm
+
+    async def close(self) -> None:
+        if self._worker is not None:
+            self._worker.cancel()
+            await asyncio.gather(self._worker, return_exceptions=True)
+        for warm in self._ready:
+            await warm.runtime.close()
+            with contextlib.suppress(SkerryError):
+                await warm.machine.stop()
+            await self._provider.forget(warm.id)
+        self._ready.clear()

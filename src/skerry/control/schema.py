@@ -1,0 +1,107 @@
+"""The tables, as the code reads and writes them. ``migrations.py`` is what makes them in a database."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from enum import StrEnum
+
+from sqlalchemy import (
+    JSON,
+    BigInteger,
+    Boolean,
+    Column,
+    DateTime,
+    Dialect,
+    Enum,
+    Float,
+    ForeignKey,
+    Integer,
+    MetaData,
+    String,
+    Table,
+    Text,
+    TypeDecorator,
+)
+from sqlalchemy.dialects.postgresql import JSONB
+
+from skerry.models import ProcessStatus, State
+
+
+class UtcDateTime(TypeDecorator[datetime]):
+    """An aware datetime in UTC, both ways. SQLite has no time zones, so there it is kept as UTC without one."""
+
+    impl = DateTime(timezone=True)
+    cache_ok = True
+
+    def process_bind_param(self, value: datetime | None, dialect: Dialect) -> datetime | None:
+        if value is None:
+            return None
+        if value.tzinfo is None:
+            raise ValueError(f"A datetime without a time zone cannot be stored: {value.isoformat()}.")
+        value = value.astimezone(UTC)
+        return value.replace(tzinfo=None) if dialect.name == "sqlite" else value
+
+    def process_result_value(self, value: datetime | None, dialect: Dialect) -> datetime | None:
+        if value is None:
+            return None
+        return value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
+
+
+def _words(kind: type[StrEnum]) -> Enum:
+    return Enum(kind, native_enum=False, create_constraint=False, values_callable=lambda kind: [w.value for w in kind])
+
+
+metadata = MetaData()
+
+sandboxes = Table(
+    "sandboxes",
+    metadata,
+    Column("id", String, primary_key=True),
+    Column("node", String, nullable=False, index=True),
+    Column("state", _words(State), nullable=False),
+    Column("image", String, nullable=False, index=True),
+    Column("env", JSON, nullable=False),
+    Column("labels", JSON().with_variant(JSONB(), "postgresql"), nullable=False),
+    Column("limits", JSON, nullable=False),
+    Column("sleep_after", Float),
+    Column("ephemeral", Boolean, nullable=False),
+    Column("created_at", UtcDateTime, nullable=False),
+    Column("started_at", UtcDateTime),
+    Column("last_active_at", UtcDateTime),
+    Column("starts", Integer, nullable=False),
+    Column("last_stop", Text),
+)
+
+events = Table(
+    "events",
+    metadata,
+    Column("id", BigInteger().with_variant(Integer(), "sqlite"), primary_key=True),
+    Column("sandbox_id", ForeignKey("sandboxes.id", ondelete="CASCADE"), nullable=False),
+    Column("kind", String, nullable=False),
+    Column("message", Text, nullable=False),
+    Column("at", UtcDateTime, nullable=False),
+)
+
+processes = Table(
+    "processes",
+    metadata,
+    Column("sandbox_id", ForeignKey("sandboxes.id", ondelete="CASCADE"), primary_key=True),
+    Column("id", String, primary_key=True),
+    Column("starts", Integer, nullable=False),
+    Column("pid", Integer),
+    Column("command", Text, nullable=False),
+    Column("status", _words(ProcessStatus), nullable=False),
+    Column("start_time", UtcDateTime, nullable=False),
+    Column("end_time", UtcDateTime),
+    Column("exit_code", Integer),
+    Column("session_id", String),
+    Column("error", Text),
+)
+
+schema_migrations = Table(
+    "schema_migrations",
+    metadata,
+    Column("version", Integer, primary_key=True, autoincrement=False),
+    Column("name", String, nullable=False),
+    Column("applied_at", UtcDateTime, nullable=False),
+)

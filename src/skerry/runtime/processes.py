@@ -1,0 +1,441 @@
+"""Background processes: they outlive the request and the client that started them, and end with the sandbox."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import codecs
+import contextlib
+import json
+import os
+import secrets
+import signal as signals
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+
+from skerry.errors import (
+    InvalidRequestError,
+    MissingCommandError,
+    ProcessExistsError,
+    ProcessExitedError,
+    ProcessNotFoundError,
+    SandboxLostError,
+    WaitTimeoutError,
+)
+from skerry.models import (
+    KillProcess,
+    LogEvent,
+    ProcessInfo,
+    ProcessLogs,
+    ProcessStatus,
+    StartProcess,
+    WaitRequest,
+    WaitResult,
+    now,
+)
+from skerry.portal.contract import Child, Portal
+from skerry.runtime.capture import Pump
+from skerry.runtime.commands import end_tree, spawn_command, spawn_failure
+from skerry.runtime.environment import check_cwd, check_env, check_text, merged
+from skerry.runtime.journal import Journal
+from skerry.runtime.output import pipe, read_some, write_all
+from skerry.runtime.ports import port_opens
+from skerry.runtime.sessions import DEFAULT, Sessions
+
+KEPT = 1000
+LINE_LIMIT = 1 << 16
+
+
+class Process:
+    def __init__(self, info: ProcessInfo, portal: Portal, encoding: str) -> None:
+        self.info = info
+        self.journal = Journal()
+        self.ended = asyncio.Event()
+        self.encoding = encoding
+        self.portal = portal
+        self.child: Child | None = None
+        self.stdin = -1
+        self.why_killed: str | None = None
+        self.writing = asyncio.Lock()
+
+    def close_stdin(self) -> None:
+        if self.stdin >= 0:
+            stdin, self.stdin = self.stdin, -1
+            os.close(stdin)
+
+    def text(self, data: bytes) -> str:
+        return base64.b64encode(data).decode() if self.encoding == "base64" else data.decode(errors="replace")
+
+
+class Processes:
+    def __init__(
+        self, sessions: Sessions, on_change: Callable[[ProcessInfo], Awaitable[None]], past: Sequence[ProcessInfo] = ()
+    ) -> None:
+        self._sessions = sessions
+        self._on_change = on_change
+        self._processes: dict[str, Process] = {}
+        for info in past:
+            self._processes[info.id] = Process(info, sessions.portal, "utf-8")
+            self._processes[info.id].journal.close()
+            self._processes[info.id].ended.set()
+        self._tasks: set[asyncio.Future[None]] = set()
+
+    # -- starting ------------------------------------------------------------------------------------------------------
+
+    async def start(self, request: StartProcess) -> ProcessInfo:
+        if not request.command.strip():
+            raise MissingCommandError("No command was given.", hint='Send {"command": "…"}.')
+        check_env(request.env)
+        check_cwd(request.cwd)
+        for word in (request.command, *(request.args or ())):
+            check_text(word, "The command")
+        id = request.process_id or f"proc_{int(time.time() * 1000)}_{secrets.token_hex(3)}"
+        check_text(id, "The process id")
+        if id in self._processes or len(id) > 128:
+            raise ProcessExistsError(f"Process {id!r} already exists, or its id is longer than 128 characters.")
+        session = self._sessions.find(request.session or DEFAULT)
+        info = ProcessInfo(
+            id=id,
+            command=" ".join([request.command, *(request.args or ())]),
+            status=ProcessStatus.STARTING,
+            start_time=now(),
+            session_id=session.id,
+        )
+        process = self._processes[id] = Process(info, session.portal, request.encoding)
+        try:
+            cwd, exported = await session.state()
+            await self._spawn(process, request, merged(exported, request.env), request.cwd or cwd)
+        except BaseException:
+            del self._processes[id]
+            raise
+        self._forget_old()
+        await self._on_change(process.info)
+        return process.info
+
+    async def _spawn(self, process: Process, request: StartProcess, env: dict[str, str], cwd: str) -> None:
+        out, their_out = pipe("read")
+        err, their_err = pipe("read")
+        their_in, process.stdin = pipe("write", size=65536)
+        try:
+            process.child = await spawn_command(
+                process.portal, request.command, request.args, env=env, cwd=cwd, stdio=[their_in, their_out, their_err]
+            )
+        except OSError as error:
+            _, message = spawn_failure(error, request.command, cwd)
+            process.journal.add("stderr", message)
+            self._finish(process, ProcessStatus.ERROR, None, message.decode().strip())
+            for fd in (out, err):
+                os.close(fd)
+            return
+        except BaseException:
+            process.close_stdin()
+            for fd in (out, err):
+                os.close(fd)
+            raise
+        finally:
+            for fd in (their_in, their_out, their_err):
+                os.close(fd)
+        process.info = process.info.model_copy(update={"pid": process.child.pid, "status": ProcessStatus.RUNNING})
+        pumps = [
+            Pump(out, lambda data: process.journal.add("stdout", data)),
+            Pump(err, lambda data: process.journal.add("stderr", data)),
+        ]
+        self._own(self._watch(process, process.child, pumps))
+        if request.timeout is not None:
+            self._own(self._expire(process, process.child, request.timeout / 1000))
+
+    async def _watch(self, process: Process, child: Child, pumps: list[Pump]) -> None:
+        try:
+            code = await child.wait()
+        except SandboxLostError as lost:
+            for pump in pumps:
+                pump.close()
+            self._finish(process, ProcessStatus.KILLED, None, lost.message)
+            return
+        for pump in pumps:
+            pump.drain()
+        error: str | None
+        exit_code = code if code >= 0 else 128 - code
+        if process.why_killed is not None:
+            status, error = ProcessStatus.KILLED, process.why_killed
+        elif code < 0:
+            status, error = ProcessStatus.KILLED, f"It was ended by {signals.Signals(-code).name}."
+        else:
+            status, error = (ProcessStatus.COMPLETED if code == 0 else ProcessStatus.FAILED), None
+        self._finish(process, status, exit_code, error)
+        for pump in pumps:
+            pump.abandon()
+        try:
+            await asyncio.gather(*(pump.ended for pump in pumps))
+        finally:
+            for pump in pumps:
+                pump.close()
+
+    def _finish(self, process: Process, status: ProcessStatus, exit_code: int | None, error: str | None) -> None:
+        process.info = process.info.model_copy(
+            update={"status": status, "exit_code": exit_code, "end_time": now(), "error": error}
+        )
+        process.close_stdin()
+        process.journal.close()
+        process.ended.set()
+        self._own(self._on_change(process.info))
+
+    async def _expire(self, process: Process, child: Child, seconds: float) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await process.ended.wait()
+                return
+        process.why_killed = f"It ran longer than the {seconds:g} seconds it was given."
+        await end_tree(child)
+
+    def _own(self, work: Awaitable[None]) -> None:
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _forget_old(self) -> None:
+        finished = [id for id, process in self._processes.items() if process.ended.is_set()]
+        for id in finished[: max(0, len(self._processes) - KEPT)]:
+            self._processes.pop(id).journal.discard()
+
+    # -- looking -------------------------------------------------------------------------------------------------------
+
+    def find(self, id: str) -> Process:
+        """By its id or, as the older API has it, by its pid."""
+        process = self._processes.get(id)
+        if process is None and id.isdigit():
+            pid = int(id)
+            process = next((p for p in reversed(self._processes.values()) if p.info.pid == pid), None)
+        if process is None:
+            raise ProcessNotFoundError(f"Process {id!r} not found.", hint="List the processes to see which there are.")
+        return process
+
+    async def get(self, id: str) -> ProcessInfo:
+        return self.find(id).info
+
+    async def list(self, status: ProcessStatus | None = None, session: str | None = None) -> list[ProcessInfo]:
+        found = [process.info for process in self._processes.values()]
+        return [
+            info
+            for info in found
+            if (status is None or info.status == status) and (session is None or info.session_id == session)
+        ]
+
+    async def logs(self, id: str) -> ProcessLogs:
+        process = self.find(id)
+        stdout, stderr = process.journal.text()
+        return ProcessLogs(
+            process_id=process.info.id,
+            stdout=process.text(stdout),
+            stderr=process.text(stderr),
+            stdout_truncated=process.journal.dropped["stdout"],
+            stderr_truncated=process.journal.dropped["stderr"],
+        )
+
+    async def stream(self, id: str, *, replay: bool = True, follow: bool = True) -> AsyncIterator[LogEvent]:
+        """The log as events: what there is, then what comes, then how it ended."""
+        process = self.find(id)
+        decoders = {name: codecs.getincrementaldecoder("utf-8")("replace") for name in ("stdout", "stderr")}
+        async for entry in process.journal.read(replay=replay, follow=follow):
+            raw = process.encoding == "base64"
+            data = process.text(entry.data) if raw else decoders[entry.stream].decode(entry.data)
+            if data:
+                yield LogEvent(type=entry.stream, process_id=process.info.id, timestamp=entry.at, data=data)
+        if process.ended.is_set():
+            info = process.info
+            said = info.error or f"Process {info.status} with exit code {info.exit_code}"
+            yield LogEvent(type="exit", process_id=info.id, exit_code=info.exit_code, data=said)
+
+    # -- ending --------------------------------------------------------------------------------------------------------
+
+    async def kill(self, id: str, request: KillProcess) -> ProcessInfo:
+        number = signal_number(request.signal)
+        process = self.find(id)
+        if process.ended.is_set() or process.child is None:
+            return process.info
+        if number in (signals.SIGTERM, signals.SIGKILL, signals.SIGINT, signals.SIGHUP, signals.SIGQUIT):
+            process.why_killed = f"It was ended by {signals.Signals(number).name} on request."
+            await end_tree(process.child, number, request.grace / 1000)
+            await process.ended.wait()
+        else:
+            await process.child.kill(number)
+        return process.info
+
+    async def kill_all(self) -> int:
+        running = [process.info.id for process in self._processes.values() if not process.ended.is_set()]
+        await asyncio.gather(*(self.kill(id, KillProcess()) for id in running))
+        return len(running)
+
+    async def cleanup(self) -> int:
+        finished = [id for id, process in self._processes.items() if process.ended.is_set()]
+        for id in finished:
+            self._processes.pop(id).journal.discard()
+        return len(finished)
+
+    # -- talking and waiting -------------------------------------------------------------------------------------------
+
+    async def write(self, id: str, data: bytes, eof: bool = False) -> None:
+        process = self.find(id)
+        async with process.writing:
+            if process.stdin < 0:
+                raise ProcessExitedError(f"The standard input of process {id!r} is closed.")
+            try:
+                await write_all(process.stdin, data)
+            except BrokenPipeError:
+                process.close_stdin()
+                raise ProcessExitedError(f"Process {id!r} no longer reads its standard input.") from None
+            if eof:
+                process.close_stdin()
+
+    async def wait(self, id: str, request: WaitRequest) -> WaitResult:
+        process = self.find(id)
+        if request.until == "log" and not request.pattern:
+            raise InvalidRequestError("To wait for a log line, give a `pattern` to look for.")
+        if request.until == "port" and request.port is None:
+            raise InvalidRequestError("To wait for a port, give a `port`.")
+        seconds = None if request.timeout is None else request.timeout / 1000
+        try:
+            async with asyncio.timeout(seconds):
+                if request.until == "exit":
+                    await process.ended.wait()
+                    return WaitResult(exit_code=process.info.exit_code)
+                if request.until == "log":
+                    return await self._wait_for_log(process, request)
+                return await self._wait_for_port(process, request)
+        except TimeoutError:
+            what = {"exit": "end", "log": f"print {request.pattern!r}", "port": f"open port {request.port}"}
+            raise WaitTimeoutError(
+                f"Process {id!r} did not {what[request.until]} within {seconds:g} seconds.",
+                hint="Look at its logs, or give it more time.",
+            ) from None
+
+    async def _wait_for_port(self, process: Process, request: WaitRequest) -> WaitResult:
+        assert request.port is not None
+        opens = asyncio.ensure_future(
+            port_opens(
+                process.portal,
+                request.port,
+                mode=request.mode,
+                path=request.path,
+                status_min=request.status_min,
+                status_max=request.status_max,
+            )
+        )
+        ends = asyncio.ensure_future(process.ended.wait())
+        try:
+            await asyncio.wait({opens, ends}, return_when=asyncio.FIRST_COMPLETED)
+            if opens.done():
+                return opens.result()
+            raise self._exited(process, f"port {request.port} opened")
+        finally:
+            opens.cancel()
+            ends.cancel()
+
+    async def _wait_for_log(self, process: Process, request: WaitRequest) -> WaitResult:
+        assert request.pattern is not None
+        lines = _lines(process)
+        try:
+            if request.regex:
+                found = await _search(process, request.pattern, lines)
+                if found is not None:
+                    return found
+            else:
+                async for line in lines:
+                    if request.pattern in line:
+                        return WaitResult(line=line)
+        finally:
+            await lines.aclose()
+        raise self._exited(process, f"{request.pattern!r} appeared in its log")
+
+    def _exited(self, process: Process, what: str) -> ProcessExitedError:
+        info = process.info
+        return ProcessExitedError(
+            f"Process {info.id!r} ended (exit code {info.exit_code}) before {what}.",
+            hint="Look at its logs.",
+            details={"exitCode": info.exit_code, "status": info.status.value},
+        )
+
+    async def close(self) -> None:
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for process in self._processes.values():
+            if not process.ended.is_set():
+                self._finish(process, ProcessStatus.KILLED, None, "The sandbox was stopped.")
+            process.journal.discard()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+
+async def _lines(process: Process) -> AsyncGenerator[str, None]:
+    """The log line by line, both streams, also the last one without an end."""
+    rest = {"stdout": b"", "stderr": b""}
+    async for entry in process.journal.read():
+        *whole, rest[entry.stream] = (rest[entry.stream] + entry.data).split(b"\n")
+        for line in whole:
+            yield line[:LINE_LIMIT].decode(errors="replace").rstrip("\r")
+        rest[entry.stream] = rest[entry.stream][:LINE_LIMIT]
+    for line in rest.values():
+        if line:
+            yield line.decode(errors="replace")
+
+
+async def _search(process: Process, pattern: str, lines: AsyncIterator[str]) -> WaitResult | None:
+    """Match a user's regular expression inside the sandbox: one can be written that never ends, and here it would hold
+    up everyone."""
+    portal = process.portal
+    their_in, feed = pipe("write")
+    answer, their_out = pipe("read")
+    null = os.open("/dev/null", os.O_WRONLY | os.O_CLOEXEC)
+    try:
+        child = await portal.spawn(
+            [*portal.python, portal.tools, "match", json.dumps({"pattern": pattern})],
+            env={},
+            cwd="/",
+            stdio=[their_in, their_out, null],
+        )
+    except BaseException:
+        os.close(feed)
+        os.close(answer)
+        raise
+    finally:
+        for fd in (their_in, their_out, null):
+            os.close(fd)
+
+    async def feeding() -> None:
+        try:
+            async for line in lines:
+                await write_all(feed, json.dumps(line).encode() + b"\n")
+        except BrokenPipeError:
+            return
+        finally:
+            os.close(feed)
+
+    feeder = asyncio.get_running_loop().create_task(feeding())
+    try:
+        reply = b""
+        while (data := await read_some(answer)) and len(reply) < 4 * LINE_LIMIT:
+            reply += data
+        if not reply:
+            return None
+        found = json.loads(reply)
+        if "error" in found:
+            raise InvalidRequestError(f"The regular expression cannot be used: {found['error']}.")
+        return WaitResult(line=str(found["line"]), match=[None if m is None else str(m) for m in found["match"]])
+    except (ValueError, KeyError, TypeError) as error:
+        raise InvalidRequestError("The regular expression could not be matched.") from error
+    finally:
+        feeder.cancel()
+        await asyncio.gather(feeder, return_exceptions=True)
+        os.close(answer)
+        with contextlib.suppress(SandboxLostError):
+            await child.kill(signals.SIGKILL)
+
+
+def signal_number(value: str | int) -> int:
+    """15, "15", "TERM" and "SIGTERM" are all the same signal."""
+    text = str(value).upper()
+    try:
+        number = int(text) if text.isdigit() else getattr(signals, text if text.startswith("SIG") else f"SIG{text}")
+        return int(signals.Signals(number))
+    except (ValueError, AttributeError, TypeError):
+        raise InvalidRequestError(f"{value!r} is not a signal.", hint="Use a name like SIGTERM or a number.") from None

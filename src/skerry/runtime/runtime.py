@@ -1,0 +1,264 @@
+"""Everything that can be done in one running machine."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+import codecs
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from typing import Any
+
+from skerry.errors import InvalidRequestError, MissingCommandError, SkerryError, WaitTimeoutError
+from skerry.models import ExecEvent, ExecRequest, ExecResult, ProcessInfo, WaitForPort, WaitResult, now
+from skerry.portal.contract import Portal
+from skerry.runtime.capture import Capture, Pump
+from skerry.runtime.commands import run_once
+from skerry.runtime.environment import WORKSPACE, check_cwd, check_env, check_text, merged
+from skerry.runtime.files import Files
+from skerry.runtime.git import Git
+from skerry.runtime.ports import port_opens
+from skerry.runtime.processes import Processes
+from skerry.runtime.sessions import Sessions
+from skerry.runtime.shell import Outcome, Task
+from skerry.runtime.terminal import Terminal, open_terminal
+from skerry.runtime.watch import Watches
+
+STREAM_BUFFER = 1 << 20
+
+
+class Runtime:
+    """The sessions, processes, files, watches and git of a machine, over its portal."""
+
+    def __init__(
+        self,
+        portal: Portal,
+        *,
+        env: Mapping[str, str],
+        on_process: Callable[[ProcessInfo], Awaitable[None]],
+        past: Sequence[ProcessInfo] = (),
+    ) -> None:
+        self.portal = portal
+        self.sessions = Sessions(portal, env)
+        self.processes = Processes(self.sessions, on_process, past)
+        self.files = Files(portal)
+        self.watches = Watches(portal)
+        self.git = Git(portal, self.sessions.env)
+
+    async def close(self) -> None:
+        await self.processes.close()
+        await self.watches.close()
+        await self.sessions.close()
+
+    # -- commands ------------------------------------------------------------------------------------------------------
+
+    async def exec(self, request: ExecRequest) -> ExecResult:
+        """Run a command to its end. A non-zero exit and a timeout are results, not errors; cancelling kills it."""
+        task = _task(request)
+        stdout, stderr = Capture(), Capture()
+        began = time.perf_counter()
+        try:
+            outcome = await self._run(request, task, stdout.add, stderr.add)
+            out, err = stdout.take(), stderr.take()
+        finally:
+            stdout.close()
+            stderr.close()
+        return ExecResult.model_construct(
+            stdout=_text(out, request.encoding),
+            stderr=_text(err, request.encoding),
+            exit_code=outcome.exit_code,
+            success=outcome.exit_code == 0,
+            command=_shown(request),
+            duration=round((time.perf_counter() - began) * 1000, 3),
+            timestamp=now(),
+            session_id=request.session,
+            timed_out=outcome.timed_out,
+            stdout_truncated=stdout.dropped,
+            stderr_truncated=stderr.dropped,
+            encoding=request.encoding,
+        )
+
+    async def exec_stream(self, request: ExecRequest) -> AsyncIterator[ExecEvent]:
+        """The same, as events while it runs. Closing the iterator kills the command; a slow reader slows only it."""
+        task = _task(request)
+        if request.session is not None:
+            self.sessions.find(request.session)
+        events = _Events(request.encoding)
+        running = asyncio.get_running_loop().create_task(
+            self._run(request, task, events.stdout, events.stderr, on_start=events.started)
+        )
+        running.add_done_callback(events.finished)
+        try:
+            yield ExecEvent(type="start", command=_shown(request), session_id=request.session)
+            async for event in events.read():
+                yield event
+            outcome = await running
+            yield ExecEvent(
+                type="complete",
+                command=_shown(request),
+                exit_code=outcome.exit_code,
+                session_id=request.session,
+                result={
+                    "exitCode": outcome.exit_code,
+                    "success": outcome.exit_code == 0,
+                    "timedOut": outcome.timed_out,
+                    "stdout": events.kept["stdout"].text(),
+                    "stderr": events.kept["stderr"].text(),
+                },
+            )
+        except SkerryError as error:
+            yield ExecEvent(type="error", command=_shown(request), error=str(error))
+        finally:
+            if not running.done():
+                running.cancel()
+                events.release()
+                await asyncio.gather(running, return_exceptions=True)
+
+    async def _run(
+        self,
+        request: ExecRequest,
+        task: Task,
+        on_stdout: Callable[[bytes], None],
+        on_stderr: Callable[[bytes], None],
+        on_start: Callable[[Sequence[Pump]], None] | None = None,
+    ) -> Outcome:
+        timeout = None if request.timeout is None else request.timeout / 1000
+        if request.session is not None:
+            session = self.sessions.find(request.session)
+            return await session.run(task, on_stdout, on_stderr, timeout=timeout, on_start=on_start)
+        return await run_once(
+            self.portal,
+            task,
+            on_stdout,
+            on_stderr,
+            env=merged(self.sessions.env, request.env),
+            cwd=request.cwd or WORKSPACE,
+            timeout=timeout if timeout is not None else self.sessions.default_timeout,
+            on_start=on_start,
+        )
+
+    # -- terminals and ports -------------------------------------------------------------------------------------------
+
+    async def terminal(
+        self, *, cols: int = 80, rows: int = 24, shell: str | None = None, cwd: str | None = None
+    ) -> Terminal:
+        where = cwd or WORKSPACE
+        return await open_terminal(self.portal, env=self.sessions.env, cols=cols, rows=rows, shell=shell, cwd=where)
+
+    async def wait_for_port(self, port: int, request: WaitForPort) -> WaitResult:
+        seconds = None if request.timeout is None else request.timeout / 1000
+        try:
+            async with asyncio.timeout(seconds):
+                return await port_opens(
+                    self.portal,
+                    port,
+                    mode=request.mode,
+                    path=request.path,
+                    status_min=request.status_min,
+                    status_max=request.status_max,
+                )
+        except TimeoutError:
+            raise WaitTimeoutError(
+                f"Nothing answered on port {port} within {seconds:g} seconds.", hint="Is the server started?"
+            ) from None
+
+
+class _Tail:
+    """The last part of a stream, for the closing event of those who did not listen to the others."""
+
+    LIMIT = 64 * 1024
+
+    def __init__(self) -> None:
+        self._data = b""
+
+    def add(self, data: bytes) -> None:
+        self._data = (self._data + data)[-self.LIMIT :]
+
+    def text(self) -> str:
+        return self._data.decode(errors="replace")
+
+
+class _Events:
+    """Output on its way from the pumps to one reader, at most a megabyte of it; more waits in the pipes."""
+
+    def __init__(self, encoding: str) -> None:
+        self._encoding = encoding
+        self._decoders: dict[str, Any] = {
+            name: codecs.getincrementaldecoder("utf-8")("replace") for name in ("stdout", "stderr")
+        }
+        self.kept = {"stdout": _Tail(), "stderr": _Tail()}
+        self._queue: list[ExecEvent] = []
+        self._size = 0
+        self._pumps: Sequence[Pump] = ()
+        self._wake = asyncio.Event()
+        self._done = False
+
+    def started(self, pumps: Sequence[Pump]) -> None:
+        self._pumps = pumps
+
+    def finished(self, task: asyncio.Task[Outcome]) -> None:
+        self._done = True
+        self._wake.set()
+
+    def stdout(self, data: bytes) -> None:
+        self._add("stdout", data)
+
+    def stderr(self, data: bytes) -> None:
+        self._add("stderr", data)
+
+    def _add(self, name: Any, data: bytes) -> None:
+        self.kept[name].add(data)
+        raw = self._encoding == "base64"
+        text = base64.b64encode(data).decode() if raw else self._decoders[name].decode(data)
+        if text:
+            self._queue.append(ExecEvent.model_construct(type=name, timestamp=now(), data=text))
+        self._size += len(data)
+        if self._size > STREAM_BUFFER:
+            for pump in self._pumps:
+                pump.pause()
+        self._wake.set()
+
+    def release(self) -> None:
+        for pump in self._pumps:
+            pump.resume()
+
+    async def read(self) -> AsyncIterator[ExecEvent]:
+        while True:
+            batch, self._queue, self._size = self._queue, [], 0
+            self._wake.clear()
+            for event in batch:
+                yield event
+            if self._done and not self._queue:
+                return
+            self.release()
+            if not self._queue:
+                await self._wake.wait()
+
+
+def _task(request: ExecRequest) -> Task:
+    if not request.command.strip():
+        raise MissingCommandError("No command was given.", hint='Send {"command": "…"}.')
+    for word in (request.command, *(request.args or ())):
+        check_text(word, "The command")
+    check_env(request.env)
+    check_cwd(request.cwd)
+    stdin = None
+    if request.stdin is not None:
+        try:
+            stdin = (
+                base64.b64decode(request.stdin, validate=True)
+                if request.encoding == "base64"
+                else request.stdin.encode()
+            )
+        except (binascii.Error, ValueError):
+            raise InvalidRequestError(f"stdin is not valid {request.encoding}.") from None
+    return Task(request.command, request.args, request.cwd, request.env, stdin)
+
+
+def _shown(request: ExecRequest) -> str:
+    return " ".join([request.command, *(request.args or ())])
+
+
+def _text(data: bytes, encoding: str) -> str:
+    return base64.b64encode(data).decode() if encoding == "base64" else data.decode(errors="replace")

@@ -1,0 +1,90 @@
+"""Who may talk to the server: holders of an API key, or, without keys, programs of this machine."""
+
+from __future__ import annotations
+
+import hmac
+from hashlib import sha256
+from ipaddress import ip_address
+
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from skerry.errors import ForbiddenError, SkerryError, UnauthorizedError
+from skerry.server.errors import error_response
+from skerry.settings import Settings
+
+OPEN_PATHS = frozenset({"/health"})
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a host name or address, without port, always means this machine."""
+    host = host.removeprefix("[").removesuffix("]").lower()
+    if host == "localhost" or host.endswith(".localhost"):
+        return True
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _hostname(authority: str) -> str:
+    if authority.startswith("["):
+        return authority.partition("]")[0] + "]"
+    return authority.partition(":")[0]
+
+
+class Guard:
+    """Lets a request through to the app, or answers it."""
+
+    def __init__(self, app: ASGIApp, settings: Settings) -> None:
+        self.app = app
+        self._keys = [sha256(key.encode()).digest() for key in settings.api_keys]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            return await self.app(scope, receive, send)
+        refusal = self._refusal(Headers(scope=scope), scope)
+        if refusal is None:
+            return await self.app(scope, receive, send)
+        if scope["type"] == "websocket":
+            # Accepted first: a browser is not told why a handshake failed, but it is told a close code.
+            await receive()
+            await send({"type": "websocket.accept"})
+            return await send({"type": "websocket.close", "code": 4000 + refusal.status, "reason": refusal.code})
+        await error_response(refusal)(scope, receive, send)
+
+    def _refusal(self, headers: Headers, scope: Scope) -> SkerryError | None:
+        if not self._keys:
+            return self._foreign(headers, scope)
+        if scope["path"] in OPEN_PATHS or self._has_key(headers):
+            return None
+        return UnauthorizedError(
+            "This server wants an API key.", hint="Send it as `Authorization: Bearer KEY` or `X-API-Key: KEY`."
+        )
+
+    def _has_key(self, headers: Headers) -> bool:
+        kind, _, token = headers.get("authorization", "").partition(" ")
+        given = token.strip() if kind.lower() == "bearer" else headers.get("x-api-key", "")
+        digest = sha256(given.encode("utf-8", "surrogateescape")).digest()
+        # Every key is compared, in full, so that the time taken tells nothing about any of them.
+        return sum(hmac.compare_digest(digest, key) for key in self._keys) > 0
+
+    def _foreign(self, headers: Headers, scope: Scope) -> SkerryError | None:
+        # Without a key the only protection is that the port is on loopback, and a browser on this machine breaks it:
+        # any web page may send requests here, and one whose DNS name is rebound to 127.0.0.1 also reads the answers.
+        # Browsers cannot lie about Host and Origin, so these two tell such requests from those of local programs.
+        hosts = headers.getlist("host")
+        host = hosts[0] if hosts else ""
+        if not all(is_loopback(_hostname(name)) for name in hosts):
+            return ForbiddenError(
+                f"A server without API keys answers only to localhost, not to {host!r}.",
+                hint="Use http://127.0.0.1 or http://localhost, or give the server an API key (SKERRY_API_KEYS).",
+            )
+        origin = headers.get("origin")
+        scheme = {"ws": "http", "wss": "https"}.get(scope["scheme"], scope["scheme"])
+        if origin is not None and origin.lower() != f"{scheme}://{host}".lower():
+            return ForbiddenError(
+                f"A server without API keys does not answer web pages of other origins ({origin!r}).",
+                hint="Give the server an API key (SKERRY_API_KEYS) and send it from your own backend.",
+            )
+        return None

@@ -1,0 +1,126 @@
+"""Bytes that leave as they are read: a file, or a part of one, or the tar of a directory."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, aclosing, suppress
+from typing import TYPE_CHECKING, Any, cast
+from urllib.parse import quote
+
+from fastapi import Response
+from starlette.datastructures import Headers
+from starlette.requests import ClientDisconnect
+from starlette.types import Receive, Scope, Send
+
+from skerry.errors import RangeNotSatisfiableError
+from skerry.server.disconnect import until_disconnect
+from skerry.server.errors import unexpected
+
+if TYPE_CHECKING:
+    from skerry.runtime.runtime import Runtime
+
+_RANGE = re.compile(r"\s*bytes\s*=\s*(\d{0,18})\s*-\s*(\d{0,18})\s*", re.ASCII | re.IGNORECASE)
+BYTES: dict[str, Any] = {"type": "string", "format": "binary"}
+
+
+def attachment(path: str, suffix: str = "") -> dict[str, str]:
+    """Headers that make a browser save what it gets; contents of a sandbox must never run as a page of this server."""
+    name = (path.rstrip("/").rpartition("/")[2] or "root") + suffix
+    plain = re.sub(r'[^\x20-\x7e]|["\\%;/]', "_", name)
+    encoded = quote(name.encode("utf-8", "surrogateescape"), safe="")
+    return {
+        "Content-Disposition": f"attachment; filename=\"{plain}\"; filename*=UTF-8''{encoded}",
+        "X-Content-Type-Options": "nosniff",
+        "Content-Security-Policy": "sandbox; default-src 'none'",
+    }
+
+
+def requested_range(headers: Headers, size: int) -> tuple[int, int] | None:
+    """The (offset, length) that a Range header asks for; None for the whole, also when the header makes no sense."""
+    # If-Range never matches, because no validators are given out; then RFC 9110 wants the whole.
+    match = _RANGE.fullmatch(headers.get("range", ""))
+    if match is None or "if-range" in headers or match.groups() == ("", ""):
+        return None
+    first, last = match.groups()
+    if first == "":
+        offset, end = max(0, size - int(last)), size
+    else:
+        offset, end = int(first), min(int(last) + 1, size) if last else size
+        if last and int(last) < offset:
+            return None
+    if offset >= size or offset >= end:
+        raise RangeNotSatisfiableError(
+            f"The file has {size} bytes; the range asked for lies outside of it.", details={"size": size}
+        )
+    return offset, end - offset
+
+
+class Download(Response):
+    """A response that holds the sandbox open while its bytes flow; what fails before the first is an HTTP error."""
+
+    def __init__(
+        self, use: AbstractAsyncContextManager[Runtime], deliver: Callable[[Runtime, Scope, Send], Awaitable[None]]
+    ) -> None:
+        super().__init__()
+        self._use, self._deliver = use, deliver
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        with suppress(ClientDisconnect):
+            await until_disconnect(receive, self._run(scope, send))
+
+    async def _run(self, scope: Scope, send: Send) -> None:
+        async with self._use as runtime:
+            await self._deliver(runtime, scope, send)
+
+
+async def _start(send: Send, status: int, headers: dict[str, str]) -> None:
+    raw = [(name.lower().encode(), value.encode("latin-1", "replace")) for name, value in headers.items()]
+    await send({"type": "http.response.start", "status": status, "headers": raw})
+
+
+async def _pour(send: Send, chunks: AsyncIterator[bytes], length: int | None = None) -> None:
+    """Send them all and finish; when that cannot be done the response stays unfinished, so that the client notices."""
+    sent = 0
+    try:
+        async for chunk in chunks:
+            sent += len(chunk)
+            await send({"type": "http.response.body", "body": chunk, "more_body": True})
+            await asyncio.sleep(0)
+    except Exception as error:  # noqa: BLE001
+        unexpected(error, during="download")
+        return
+    if length is None or sent == length:  # else the file shrank while it was read
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+def file_download(use: AbstractAsyncContextManager[Runtime], path: str) -> Download:
+    async def deliver(runtime: Runtime, scope: Scope, send: Send) -> None:
+        async with await runtime.files.open(path) as file:
+            span = requested_range(Headers(scope=scope), file.size)
+            offset, length = span or (0, file.size)
+            headers = {"Content-Type": file.mime_type, "Content-Length": str(length), "Accept-Ranges": "bytes"}
+            if span:
+                headers["Content-Range"] = f"bytes {offset}-{offset + length - 1}/{file.size}"
+            await _start(send, 206 if span else 200, headers | attachment(path))
+            if scope["method"] == "HEAD" or not length:
+                await send({"type": "http.response.body", "body": b"", "more_body": False})
+                return
+            async with aclosing(
+                cast("AsyncGenerator[bytes, None]", file.chunks(offset=offset, length=length))
+            ) as chunks:
+                await _pour(send, chunks, length)
+
+    return Download(use, deliver)
+
+
+def archive_download(use: AbstractAsyncContextManager[Runtime], path: str) -> Download:
+    async def deliver(runtime: Runtime, scope: Scope, send: Send) -> None:
+        async with aclosing(cast("AsyncGenerator[bytes, None]", runtime.files.archive(path))) as chunks:
+            first = await anext(chunks, b"")
+            await _start(send, 200, {"Content-Type": "application/x-tar"} | attachment(path, ".tar"))
+            await send({"type": "http.response.body", "body": first, "more_body": True})
+            await _pour(send, chunks)
+
+    return Download(use, deliver)

@@ -1,0 +1,48 @@
+"""The root file systems that sandboxes start from."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import tempfile
+from typing import cast
+
+from fastapi import APIRouter, Request, Response
+
+from skerry.control.registry import Registry
+from skerry.models import Done, ImageInfo, ImageList
+from skerry.server.answers import answer
+from skerry.server.bounds import BoundedRequest
+from skerry.server.downloads import BYTES
+from skerry.server.nouns import noun_router
+
+
+def routes(registry: Registry) -> APIRouter:
+    router = noun_router("/v1/images", "images")
+
+    @router.get("", response_model=ImageList)
+    async def list_images() -> Response:
+        return answer(ImageList(images=await registry.provider.images()))
+
+    @router.post(
+        "/{name}",
+        status_code=201,
+        response_model=ImageInfo,
+        openapi_extra={"requestBody": {"required": True, "content": {"application/x-tar": {"schema": BYTES}}}},
+    )
+    async def import_image(name: str, request: Request) -> Response:
+        descriptor, path = tempfile.mkstemp(prefix=".upload-", suffix=".tar", dir=registry.settings.home)
+        try:
+            with os.fdopen(descriptor, "wb") as file:
+                async for chunk in cast(BoundedRequest, request).stream():
+                    await asyncio.to_thread(file.write, chunk)
+            return answer(await registry.provider.import_image(name, path, None), 201)
+        finally:
+            os.unlink(path)
+
+    @router.delete("/{name}", response_model=Done)
+    async def remove_image(name: str) -> Response:
+        await registry.remove_image(name)
+        return answer(Done())
+
+    return router

@@ -1,0 +1,86 @@
+"""Sandboxes themselves: make, look at, change, start, stop, destroy."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Query, Response
+
+from skerry.control.registry import Registry
+from skerry.errors import InvalidRequestError
+from skerry.models import CreateSandbox, Destroyed, EventList, SandboxInfo, SandboxList, SetEnv, State, UpdateSandbox
+from skerry.server.answers import answer
+from skerry.server.nouns import noun_router
+from skerry.server.paths import LARGEST, SandboxId
+
+
+def _labels(pairs: list[str]) -> dict[str, str]:
+    if bad := [pair for pair in pairs if "=" not in pair]:
+        raise InvalidRequestError(f"The label {bad[0]!r} is not of the form name=value.")
+    return dict(pair.split("=", 1) for pair in pairs)
+
+
+def routes(registry: Registry) -> APIRouter:
+    router = noun_router("/v1/sandboxes", "sandboxes")
+
+    @router.post("", status_code=201, response_model=SandboxInfo)
+    async def create_sandbox(body: CreateSandbox | None = None) -> Response:
+        return answer(await registry.create(body or CreateSandbox()), 201)
+
+    @router.get("", response_model=SandboxList)
+    async def list_sandboxes(
+        state: State | None = None,
+        image: str | None = None,
+        label: Annotated[list[str], Query(description="name=value; may be repeated.")] = [],  # noqa: B006
+        prefix: str | None = None,
+        limit: Annotated[int, Query(ge=1, le=100)] = 50,
+        cursor: str | None = None,
+    ) -> Response:
+        found = await registry.list(
+            state=state, image=image, labels=_labels(label), prefix=prefix, limit=limit, cursor=cursor
+        )
+        return answer(found)
+
+    @router.get("/{id}", response_model=SandboxInfo)
+    async def get_sandbox(id: SandboxId) -> Response:
+        return answer(await registry.get(id))
+
+    @router.patch("/{id}", response_model=SandboxInfo)
+    async def update_sandbox(id: SandboxId, body: UpdateSandbox) -> Response:
+        return answer(await registry.update(id, body))
+
+    @router.delete("/{id}", response_model=Destroyed)
+    async def delete_sandbox(id: SandboxId) -> Response:
+        await registry.destroy(id)
+        return answer(Destroyed(sandbox_id=id))
+
+    @router.post("/{id}/destroy", response_model=Destroyed)
+    async def destroy_sandbox(id: SandboxId) -> Response:
+        await registry.destroy(id)
+        return answer(Destroyed(sandbox_id=id))
+
+    @router.post("/{id}/start", response_model=SandboxInfo)
+    async def start_sandbox(id: SandboxId) -> Response:
+        return answer(await registry.start(id))
+
+    @router.post("/{id}/stop", response_model=SandboxInfo)
+    async def stop_sandbox(id: SandboxId) -> Response:
+        return answer(await registry.stop(id))
+
+    @router.post("/{id}/restart", response_model=SandboxInfo)
+    async def restart_sandbox(id: SandboxId) -> Response:
+        return answer(await registry.restart(id))
+
+    @router.put("/{id}/env", response_model=SandboxInfo)
+    async def set_env(id: SandboxId, body: SetEnv) -> Response:
+        return answer(await registry.set_env(id, body))
+
+    @router.get("/{id}/events", response_model=EventList)
+    async def sandbox_events(
+        id: SandboxId,
+        after: Annotated[int, Query(ge=0, le=LARGEST, description="Only events with a larger id.")] = 0,
+        limit: Annotated[int, Query(ge=1, le=1000)] = 100,
+    ) -> Response:
+        return answer(EventList(events=await registry.events(id, after=after, limit=limit)))
+
+    return router

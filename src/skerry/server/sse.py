@@ -1,0 +1,118 @@
+"""Server-sent events: ``data: <json>`` blocks over one long response."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, aclosing, suppress
+from typing import TYPE_CHECKING, Any, cast
+
+from fastapi import Response
+from starlette.requests import ClientDisconnect
+from starlette.types import Receive, Scope, Send
+
+from skerry.errors import SkerryError
+from skerry.models import Result
+from skerry.server.disconnect import until_disconnect
+from skerry.server.errors import as_skerry_error
+
+if TYPE_CHECKING:
+    from skerry.runtime.runtime import Runtime
+
+KEEPALIVE = 15.0
+OPENING = 0.5
+HEADERS = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),
+]
+
+
+def encode(event: Result) -> bytes:
+    return b"data: " + event.model_dump_json(by_alias=True, exclude_none=True).encode() + b"\n\n"
+
+
+def encode_failure(event: Result, error: SkerryError) -> bytes:
+    """An `error` event in the stream's own shape, with the code, hint and details of the error beside it."""
+    fields = event.model_dump(mode="json", by_alias=True, exclude_none=True)
+    fields |= {"code": error.code, "hint": error.hint, "details": error.details}
+    return b"data: " + json.dumps(fields, ensure_ascii=False, default=str).encode("utf-8", "replace") + b"\n\n"
+
+
+def documented(event: type[Result]) -> dict[int | str, dict[str, Any]]:
+    """The OpenAPI entry of a stream of such events."""
+    kinds = ", ".join(f"`{kind}`" for kind in event.model_fields["type"].annotation.__args__)  # type: ignore[union-attr]
+    schema = {"type": "string", "description": f"One `data: {event.__name__}` block per event: {kinds}."}
+    return {200: {"description": "Server-sent events.", "content": {"text/event-stream": {"schema": schema}}}}
+
+
+class EventStream(Response):
+    """Holds the sandbox and the source of events for exactly as long as the client listens.
+
+    An error before the first event is an ordinary HTTP error; a later one becomes an `error` event. A source that stays
+    silent at first gets its response started all the same, so that clients do not wait for headers.
+    """
+
+    def __init__(
+        self,
+        use: AbstractAsyncContextManager[Runtime],
+        source: Callable[[Runtime], AsyncIterator[Result]],
+        failure: Callable[[SkerryError], Result],
+    ) -> None:
+        super().__init__()
+        self._use, self._source, self._failure = use, source, failure
+        self._started = self._silent = self._closing = False
+        self._turn = asyncio.Lock()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        with suppress(ClientDisconnect):
+            await until_disconnect(receive, self._run(send, scope["app"].state.closing))
+
+    async def _run(self, send: Send, closing: asyncio.Event) -> None:
+        # Everything is entered, iterated and left in this one task: a source may hold timeouts or task groups open
+        # across its yields, and those belong to a task.
+        async with self._use as runtime:
+            pump = asyncio.current_task()
+            assert pump is not None
+            heart = asyncio.ensure_future(self._beat(send, closing, pump))
+            try:
+                async with aclosing(cast("AsyncGenerator[Result, None]", self._source(runtime))) as events:
+                    async for event in events:
+                        await self._write(send, encode(event))
+                        await asyncio.sleep(0)  # a source that never waits must not starve the others
+            except asyncio.CancelledError:
+                if not self._closing:
+                    raise
+                pump.uncancel()
+            except Exception as error:
+                if not self._started:
+                    raise
+                known = as_skerry_error(error, during="stream")
+                await self._write(send, encode_failure(self._failure(known), known))
+            finally:
+                heart.cancel()
+                await asyncio.gather(heart, return_exceptions=True)
+            await self._write(send, b"", more=False)
+
+    async def _write(self, send: Send, data: bytes, *, more: bool = True) -> None:
+        async with self._turn:
+            if not self._started:
+                await send({"type": "http.response.start", "status": 200, "headers": HEADERS})
+                self._started = True
+            self._silent = False
+            await send({"type": "http.response.body", "body": data, "more_body": more})
+
+    async def _beat(self, send: Send, closing: asyncio.Event, pump: asyncio.Task[None]) -> None:
+        pause = OPENING
+        while True:
+            try:
+                await asyncio.wait_for(closing.wait(), pause)
+            except TimeoutError:
+                if self._silent or not self._started:
+                    await self._write(send, b": keepalive\n\n")
+                self._silent, pause = True, KEEPALIVE
+            else:
+                self._closing = True
+                pump.cancel()
+                return

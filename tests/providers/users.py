@@ -1,0 +1,62 @@
+"""Running pieces of a test as somebody else: an ordinary user, with or without subordinate ids."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+import skerry
+
+USER = 4242
+SUBIDS = 200_000
+SOURCE = Path(next(iter(skerry.__path__))).parent
+
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="becomes other users, which takes root")
+needs_newuidmap = pytest.mark.skipif(shutil.which("newuidmap") is None, reason="needs newuidmap")
+
+# In a mount namespace of its own, so that the machine's /etc stays as it is.
+_WITH_SUBIDS = """
+set -e
+for file in passwd subuid subgid; do mount --bind "$1/$file" "/etc/$file"; done
+shift
+exec setpriv --reuid {user} --regid {user} --clear-groups "$@"
+"""
+
+
+@contextmanager
+def place_of(user: int) -> Iterator[Path]:
+    """A directory that a user owns and can reach; pytest's own are closed to others."""
+    path = Path(tempfile.mkdtemp(prefix="skerry-test-"))
+    try:
+        os.chown(path, user, user)
+        yield path
+    finally:
+        shutil.rmtree(path)
+
+
+def run_as_user(code: str, *arguments: object, subids: bool = False) -> str:
+    """Run Python code as an ordinary user and return what it printed."""
+    command = [sys.executable, "-c", code, *map(str, arguments)]
+    if subids:
+        with tempfile.TemporaryDirectory() as etc:
+            os.chmod(etc, 0o755)
+            Path(etc, "passwd").write_text(f"root:x:0:0::/root:/bin/sh\nsomeone:x:{USER}:{USER}::/tmp:/bin/sh\n")
+            for name in ("subuid", "subgid"):
+                Path(etc, name).write_text(f"someone:{SUBIDS}:65536\n")
+            script = _WITH_SUBIDS.format(user=USER)
+            return _output(["unshare", "--mount", "/bin/sh", "-c", script, "sh", etc, *command])
+    return _output(["setpriv", "--reuid", str(USER), "--regid", str(USER), "--clear-groups", *command])
+
+
+def _output(command: list[str]) -> str:
+    done = subprocess.run(command, capture_output=True, text=True, cwd="/", check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
