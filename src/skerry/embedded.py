@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import logging
 import os
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import structlog
 import uvloop
 
 from skerry.client.asgi import Host
@@ -86,6 +89,7 @@ def start(home: Path) -> Host:
         if _process != os.getpid():
             _servers.clear()
             _process = os.getpid()
+        _be_quiet()
         server = _servers.get(home)
         if server is None or not server.alive():
             # Only this process can reach it, so the keys that guard a port guard nothing here.
@@ -93,6 +97,15 @@ def start(home: Path) -> Host:
             server.open()
             _servers[home] = server
         return server.host
+
+
+def _be_quiet() -> None:
+    """The log of a server has no place on the standard output of the user's program; warnings go to stderr."""
+    if not structlog.is_configured():
+        structlog.configure(
+            wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING),
+            logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        )
 
 
 def stop_all() -> None:

@@ -4,9 +4,9 @@ import os
 from pathlib import Path
 
 import pytest
-from users import SUBIDS, USER, needs_newuidmap, needs_root, run_as_user
 
 from skerry.providers.local.idmap import BASE, IdMap
+from tests.providers.users import SUBIDS, USER, needs_newuidmap, needs_root, run_as_user
 
 ALL = "0 0 4294967295\n"
 ALL_CAPABILITIES = "000001ffffffffff"
@@ -103,7 +103,8 @@ def test_subordinate_ids_are_found_by_the_users_name(host: Host) -> None:
 
 
 @pytest.mark.parametrize(
-    "line", ["", "garbage\n", f"{USER}:x:y\n", f"{USER}:200000:0\n", f"{USER}:4294967000:65536\n", "4243:200000:65536\n"]
+    "line",
+    ["", "garbage\n", f"{USER}:x:y\n", f"{USER}:200000:0\n", f"{USER}:4294967000:65536\n", "4243:200000:65536\n"],
 )
 def test_without_a_usable_range_there_is_a_single_id(host: Host, line: str) -> None:
     host.newuidmap()
@@ -142,6 +143,8 @@ def test_this_machine_is_detected() -> None:
 @needs_root
 @needs_newuidmap
 def test_an_ordinary_user_with_subordinate_ids_is_detected() -> None:
-    code = "from skerry.providers.local.idmap import IdMap; m = IdMap.detect(); print(m.kind, m.to_host(0), m.to_host(1))"
+    code = (
+        "from skerry.providers.local.idmap import IdMap; m = IdMap.detect(); print(m.kind, m.to_host(0), m.to_host(1))"
+    )
     assert run_as_user(code, subids=True) == f"subids {USER} {SUBIDS}"
     assert run_as_user(code) == f"single {USER} None"

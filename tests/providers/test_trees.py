@@ -7,12 +7,12 @@ import sys
 from pathlib import Path
 
 import pytest
-from users import SUBIDS, USER, needs_newuidmap, needs_root, place_of, run_as_user
 
 from skerry.errors import HostUnfitError, InternalError
 from skerry.providers.local.idmap import IdMap
 from skerry.providers.local.mapped import run_mapped
 from skerry.providers.local.trees import STAGING, private_directory, remove_tree, staging, sweep_staging
+from tests.providers.users import SUBIDS, USER, needs_newuidmap, needs_root, place_of, run_as_user
 
 DETECTED = IdMap.detect()
 REMOVE = """
@@ -137,9 +137,8 @@ def test_staging_vanishes_unless_it_was_renamed(tmp_path: Path) -> None:
     with staging(tmp_path, DETECTED) as kept:
         (kept / "file").write_text("")
         kept.rename(tmp_path / "kept")
-    with pytest.raises(ValueError, match="broken"), staging(tmp_path, DETECTED) as lost:
-        (lost / "file").write_text("")
-        raise ValueError("broken")
+    with pytest.raises(FileExistsError), staging(tmp_path, DETECTED) as lost:
+        lost.mkdir()
     assert os.listdir(tmp_path) == ["kept"]
 
 

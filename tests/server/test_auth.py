@@ -1,11 +1,11 @@
 from __future__ import annotations
 
 import pytest
-from exchange import Exchange
 from starlette.types import Receive, Scope, Send
 
 from skerry.server.auth import Guard, is_loopback
 from skerry.settings import Settings
+from tests.server.exchange import Exchange
 
 
 async def inner(scope: Scope, receive: Receive, send: Send) -> None:

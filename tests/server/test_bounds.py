@@ -4,13 +4,13 @@ import asyncio
 from typing import Annotated
 
 import pytest
-from exchange import Exchange
 from fastapi import APIRouter, FastAPI, Query, Request, Response
 
 from skerry.models import ExecRequest
 from skerry.server import errors
 from skerry.server.bounds import BoundedRequest, BoundedRoute
 from skerry.settings import Settings
+from tests.server.exchange import Exchange
 
 JSON = {"Content-Type": "application/json"}
 router = APIRouter(route_class=BoundedRoute)

@@ -4,7 +4,6 @@ import json
 from typing import Any
 
 import pytest
-from exchange import Exchange
 from fastapi import FastAPI
 from structlog.testing import capture_logs
 
@@ -12,6 +11,7 @@ from skerry.errors import SandboxStartError
 from skerry.server.app import create_app
 from skerry.server.errors import error_response
 from skerry.settings import Settings
+from tests.server.exchange import Exchange
 
 JSON = {"Content-Type": "application/json"}
 

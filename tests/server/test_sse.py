@@ -7,12 +7,12 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
-from exchange import Exchange
 from fastapi import FastAPI, Response
 
 from skerry.errors import NotFoundError, SandboxLostError
 from skerry.models import ExecEvent
 from skerry.server import errors, sse
+from tests.server.exchange import Exchange
 
 Source = Callable[[Any], AsyncIterator[ExecEvent]]
 

@@ -65,5 +65,9 @@ def stdin_text(data: bytes, encoding: Encoding) -> tuple[str, Encoding]:
     return base64.b64encode(data).decode(), encoding
 
 
+def octal(mode: int | None) -> str | None:
+    return None if mode is None else f"{mode:03o}"
+
+
 def flag(value: bool) -> str:
     return "true" if value else "false"

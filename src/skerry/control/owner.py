@@ -112,10 +112,11 @@ class Owner:
         """End its processes; its files stay, unless it is ephemeral."""
         runtime, self._runtime = self._runtime, None
         machine, self._machine = self._machine, None
-        if runtime is not None:
-            await runtime.close()
+        # The machine first: what runs in it is then known to be lost, not taken for having ended by itself.
         if machine is not None:
             await machine.stop()
+        if runtime is not None:
+            await runtime.close()
             self._put_down(reason)
         if self.row.ephemeral:
             await self._provider.forget(self.id)

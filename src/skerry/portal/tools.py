@@ -677,6 +677,22 @@ def watch(path: str, recursive: bool, include: list[str] | None, exclude: list[s
     Watcher(path, recursive, include, exclude).run()
 
 
+def match(pattern: str) -> None:
+    """The first of the JSON strings on stdin that a regular expression is found in."""
+    import re
+
+    try:
+        expression = re.compile(pattern)
+    except (re.error, RecursionError, OverflowError) as error:
+        raise Refused(f"The regular expression cannot be used: {error}.") from None
+    for text in sys.stdin:
+        line = json.loads(text)
+        found = expression.search(line)
+        if found is not None:
+            say({"line": line, "match": [found.group(), *found.groups()]})
+            return
+
+
 OPS: dict[str, Callable[..., None]] = {
     "list": list_tree,
     "remove": remove_tree,
@@ -686,6 +702,7 @@ OPS: dict[str, Callable[..., None]] = {
     "tar-create": tar_create,
     "tar-extract": tar_extract,
     "watch": watch,
+    "match": match,
 }
 
 

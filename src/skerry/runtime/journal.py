@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import struct
 import tempfile
+from collections import Counter
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -35,7 +36,9 @@ class Journal:
         self._old: IO[bytes] | None = None
         self._new = _file()
         self._old_start = self._new_start = self._end = 0
-        self.dropped = {"stdout": 0, "stderr": 0}
+        self.dropped: Counter[str] = Counter()
+        self._old_bytes: Counter[str] = Counter()
+        self._new_bytes: Counter[str] = Counter()
         self._changed = asyncio.Event()
         self.closed = False
 
@@ -47,6 +50,7 @@ class Journal:
         header = _HEADER.pack(_STREAMS.index(stream), datetime.now(UTC).timestamp(), len(data))
         self._new.seek(0, 2)
         self._new.write(header + data)
+        self._new_bytes[stream] += len(data)
         self._end += len(header) + len(data)
         self._notify()
 
@@ -69,11 +73,10 @@ class Journal:
 
     def _rotate(self) -> None:
         if self._old is not None:
-            for entry, _ in self._entries(self._old_start, self._new_start):
-                self.dropped[entry.stream] += len(entry.data)
             self._old.close()
-        self._old, self._old_start = self._new, self._new_start
-        self._new, self._new_start = _file(), self._end
+        self.dropped += self._old_bytes
+        self._old, self._old_start, self._old_bytes = self._new, self._new_start, self._new_bytes
+        self._new, self._new_start, self._new_bytes = _file(), self._end, Counter()
 
     def _entries(self, position: int, end: int) -> list[tuple[Entry, int]]:
         """A batch of entries from ``position`` on, each with the position after it; about a megabyte at most."""

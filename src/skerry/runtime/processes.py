@@ -38,9 +38,10 @@ from skerry.runtime.capture import Pump
 from skerry.runtime.commands import end_tree, spawn_command, spawn_failure
 from skerry.runtime.environment import check_cwd, check_env, check_text, merged
 from skerry.runtime.journal import Journal
-from skerry.runtime.output import pipe, read_some, write_all
+from skerry.runtime.output import pipe, write_all
 from skerry.runtime.ports import port_opens
 from skerry.runtime.sessions import DEFAULT, Sessions
+from skerry.runtime.tool import Tool
 
 KEPT = 1000
 LINE_LIMIT = 1 << 16
@@ -382,53 +383,24 @@ async def _lines(process: Process) -> AsyncGenerator[str, None]:
 async def _search(process: Process, pattern: str, lines: AsyncIterator[str]) -> WaitResult | None:
     """Match a user's regular expression inside the sandbox: one can be written that never ends, and here it would hold
     up everyone."""
-    portal = process.portal
-    their_in, feed = pipe("write")
-    answer, their_out = pipe("read")
-    null = os.open("/dev/null", os.O_WRONLY | os.O_CLOEXEC)
-    try:
-        child = await portal.spawn(
-            [*portal.python, portal.tools, "match", json.dumps({"pattern": pattern})],
-            env={},
-            cwd="/",
-            stdio=[their_in, their_out, null],
-        )
-    except BaseException:
-        os.close(feed)
-        os.close(answer)
-        raise
-    finally:
-        for fd in (their_in, their_out, null):
-            os.close(fd)
+    async with Tool(process.portal, "match", {"pattern": pattern}, stdin=True) as tool:
 
-    async def feeding() -> None:
+        async def feed() -> None:
+            with contextlib.suppress(BrokenPipeError):
+                async for line in lines:
+                    await tool.write(json.dumps(line).encode() + b"\n")
+            tool.end_input()
+
+        feeding = asyncio.get_running_loop().create_task(feed())
         try:
-            async for line in lines:
-                await write_all(feed, json.dumps(line).encode() + b"\n")
-        except BrokenPipeError:
-            return
-        finally:
-            os.close(feed)
-
-    feeder = asyncio.get_running_loop().create_task(feeding())
-    try:
-        reply = b""
-        while (data := await read_some(answer)) and len(reply) < 4 * LINE_LIMIT:
-            reply += data
-        if not reply:
+            async for found in tool.lines():
+                groups = [None if group is None else str(group) for group in found["match"]]
+                return WaitResult(line=str(found["line"]), match=groups)
+            await tool.finish()
             return None
-        found = json.loads(reply)
-        if "error" in found:
-            raise InvalidRequestError(f"The regular expression cannot be used: {found['error']}.")
-        return WaitResult(line=str(found["line"]), match=[None if m is None else str(m) for m in found["match"]])
-    except (ValueError, KeyError, TypeError) as error:
-        raise InvalidRequestError("The regular expression could not be matched.") from error
-    finally:
-        feeder.cancel()
-        await asyncio.gather(feeder, return_exceptions=True)
-        os.close(answer)
-        with contextlib.suppress(SandboxLostError):
-            await child.kill(signals.SIGKILL)
+        finally:
+            feeding.cancel()
+            await asyncio.gather(feeding, return_exceptions=True)
 
 
 def signal_number(value: str | int) -> int:

@@ -16,6 +16,7 @@ from skerry.errors import (
     SandboxLostError,
     SessionExistsError,
     SessionNotFoundError,
+    SkerryError,
     UnsupportedError,
 )
 from skerry.models import CreateSession, SessionInfo, now
@@ -57,7 +58,7 @@ class Session:
         self._stale = False
         self._created = now()
         self._commands = 0
-        self._closed = False
+        self._closed: SkerryError | None = None
 
     def info(self) -> SessionInfo:
         return SessionInfo(
@@ -98,8 +99,8 @@ class Session:
             await self._ready()
 
     async def _ready(self) -> Shell:
-        if self._closed:
-            raise SessionNotFoundError(f"Session {self.id!r} was deleted.")
+        if self._closed is not None:
+            raise self._closed
         if self._shell is None or not self._shell.alive:
             shell = Shell(self.portal, self._directories())
             try:
@@ -124,8 +125,9 @@ class Session:
                 self._stale = False
         return self._state
 
-    async def close(self) -> None:
-        self._closed = True
+    async def close(self, why: SkerryError) -> None:
+        """End the shell and all it started; commands that still queue get ``why``."""
+        self._closed = why
         if self._shell is not None:
             await self._shell.close()
             self._shell = None
@@ -174,7 +176,7 @@ class Sessions:
                 portal, isolated = await self.portal.isolate(), True
         session = self._make(id, portal, isolated, request)
         if id in self._sessions:  # two at once
-            await session.close()
+            await session.close(SessionExistsError(f"Session {id!r} already exists."))
             if isolated:
                 await portal.close()
             raise SessionExistsError(f"Session {id!r} already exists.")
@@ -228,14 +230,15 @@ class Sessions:
         session = self.find(id)
         del self._sessions[id]
         with contextlib.suppress(SandboxLostError):
-            await session.close()
+            await session.close(SessionNotFoundError(f"Session {id!r} was deleted."))
         portal = self._isolated.pop(id, None)
         if portal is not None:
             await portal.close()
 
     async def close(self) -> None:
+        gone = SandboxLostError("The sandbox is no longer running: it was stopped.")
         for session in list(self._sessions.values()):
-            await session.close()
+            await session.close(gone)
         self._sessions.clear()
         self._isolated.clear()
 

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 _RANGE = re.compile(r"\s*bytes\s*=\s*(\d{0,18})\s*-\s*(\d{0,18})\s*", re.ASCII | re.IGNORECASE)
 BYTES: dict[str, Any] = {"type": "string", "format": "binary"}
+RAW_BODY: dict[str, Any] = {"requestBody": {"content": {"application/octet-stream": {"schema": BYTES}}}}
 
 
 def attachment(path: str, suffix: str = "") -> dict[str, str]:

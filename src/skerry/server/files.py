@@ -30,7 +30,7 @@ from skerry.models import (
 from skerry.server.answers import answer
 from skerry.server.bounds import BoundedRequest
 from skerry.server.disconnect import until_disconnect
-from skerry.server.downloads import BYTES, archive_download, file_download
+from skerry.server.downloads import BYTES, RAW_BODY, archive_download, file_download
 from skerry.server.nouns import noun_router
 from skerry.server.paths import LARGEST, FilePath, Force, OctalMode, SandboxId
 from skerry.server.sse import EventStream, documented
@@ -44,7 +44,6 @@ _CONTENT: dict[int | str, dict[str, Any]] = {
 _TAR: dict[int | str, dict[str, Any]] = {
     200: {"description": "A tar of the directory.", "content": {"application/x-tar": {"schema": BYTES}}}
 }
-_BINARY = {"requestBody": {"content": {"application/octet-stream": {"schema": BYTES}}}}
 
 
 def routes(registry: Registry) -> APIRouter:
@@ -62,7 +61,7 @@ def routes(registry: Registry) -> APIRouter:
             file = await runtime.files.read(path, encoding=encoding, offset=offset, length=length)
         return answer(ReadFileResult.model_construct(ok=True, sandbox_id=id, path=path, file=file))
 
-    @router.put("/files", response_model=WriteFileResult, openapi_extra=_BINARY)
+    @router.put("/files", response_model=WriteFileResult, openapi_extra=RAW_BODY)
     async def write_file(
         id: SandboxId, path: FilePath, request: Request, mode: OctalMode = None, force: Force = False
     ) -> Response:
@@ -149,7 +148,7 @@ def routes(registry: Registry) -> APIRouter:
     async def get_archive(id: SandboxId, path: FilePath) -> Response:
         return archive_download(registry.use(id), path)
 
-    @router.put("/archive", response_model=ExtractResult, openapi_extra=_BINARY)
+    @router.put("/archive", response_model=ExtractResult, openapi_extra=RAW_BODY)
     async def put_archive(id: SandboxId, path: FilePath, request: Request, force: Force = False) -> Response:
         async with registry.use(id) as runtime:
             done = await runtime.files.extract(path, cast(BoundedRequest, request).stream(), force=force)

@@ -13,7 +13,7 @@ from skerry.control.registry import Registry
 from skerry.models import Done, ImageInfo, ImageList
 from skerry.server.answers import answer
 from skerry.server.bounds import BoundedRequest
-from skerry.server.downloads import BYTES
+from skerry.server.downloads import RAW_BODY
 from skerry.server.nouns import noun_router
 
 
@@ -28,7 +28,7 @@ def routes(registry: Registry) -> APIRouter:
         "/{name}",
         status_code=201,
         response_model=ImageInfo,
-        openapi_extra={"requestBody": {"required": True, "content": {"application/x-tar": {"schema": BYTES}}}},
+        openapi_extra=RAW_BODY,
     )
     async def import_image(name: str, request: Request) -> Response:
         descriptor, path = tempfile.mkstemp(prefix=".upload-", suffix=".tar", dir=registry.settings.home)

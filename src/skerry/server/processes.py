@@ -25,7 +25,7 @@ from skerry.server.answers import answer
 from skerry.server.bounds import BoundedRequest
 from skerry.server.commands import require_command
 from skerry.server.disconnect import until_disconnect
-from skerry.server.downloads import BYTES
+from skerry.server.downloads import RAW_BODY
 from skerry.server.nouns import noun_router
 from skerry.server.paths import SandboxId
 from skerry.server.sse import EventStream, documented
@@ -91,7 +91,7 @@ def routes(registry: Registry) -> APIRouter:
     @router.post(
         "/processes/{pid}/stdin",
         response_model=Done,
-        openapi_extra={"requestBody": {"content": {"application/octet-stream": {"schema": BYTES}}}},
+        openapi_extra=RAW_BODY,
     )
     async def write_stdin(
         id: SandboxId,

@@ -43,7 +43,8 @@ def encode_failure(event: Result, error: SkerryError) -> bytes:
 def documented(event: type[Result]) -> dict[int | str, dict[str, Any]]:
     """The OpenAPI entry of a stream of such events."""
     kinds = ", ".join(f"`{kind}`" for kind in event.model_fields["type"].annotation.__args__)  # type: ignore[union-attr]
-    schema = {"type": "string", "description": f"One `data: {event.__name__}` block per event: {kinds}."}
+    data = {"type": "string", "contentMediaType": "application/json", "description": f"{event.__name__}: {kinds}."}
+    schema = {"type": "object", "properties": {"data": data}, "required": ["data"]}
     return {200: {"description": "Server-sent events.", "content": {"text/event-stream": {"schema": schema}}}}
 
 

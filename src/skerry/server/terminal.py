@@ -24,11 +24,11 @@ GOING_AWAY = 1001
 
 class Resize(Request):
     type: Literal["resize"]
-    cols: int = Field(ge=1, le=10_000)
-    rows: int = Field(ge=1, le=10_000)
+    cols: int = Field(ge=1, le=1000)
+    rows: int = Field(ge=1, le=1000)
 
 
-Side = Annotated[int, Query(ge=1, le=10_000)]
+Side = Annotated[int, Query(ge=1, le=1000)]
 
 
 async def _outward(socket: WebSocket, terminal: Terminal) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 from skerry.client._async.connection import AsyncLink, AsyncStream
 from skerry.client.concurrency import AsyncContent, body_async
 from skerry.client.values import FileText, given
-from skerry.client.wire import flag
+from skerry.client.wire import flag, octal
 from skerry.errors import FileNotFoundInSandboxError
 from skerry.models import (
     ChangesResult,
@@ -42,7 +42,7 @@ class AsyncFiles:
         """
         if encoding == "base64" and isinstance(content, str):
             content = base64.b64decode(content)
-        params = {"path": path, **given(mode=mode), **({"force": "true"} if force else {})}
+        params = {"path": path, **given(mode=octal(mode)), **({"force": "true"} if force else {})}
         response = await self._link.request("PUT", "/files", content=body_async(content), params=params)
         return WriteFileResult.model_validate_json(response.content)
 

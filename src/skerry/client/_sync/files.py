@@ -10,7 +10,7 @@ from typing import Any
 from skerry.client._sync.connection import Link, Stream
 from skerry.client.concurrency import Content, body
 from skerry.client.values import FileText, given
-from skerry.client.wire import flag
+from skerry.client.wire import flag, octal
 from skerry.errors import FileNotFoundInSandboxError
 from skerry.models import (
     ChangesResult,
@@ -43,7 +43,7 @@ class Files:
         """
         if encoding == "base64" and isinstance(content, str):
             content = base64.b64decode(content)
-        params = {"path": path, **given(mode=mode), **({"force": "true"} if force else {})}
+        params = {"path": path, **given(mode=octal(mode)), **({"force": "true"} if force else {})}
         response = self._link.request("PUT", "/files", content=body(content), params=params)
         return WriteFileResult.model_validate_json(response.content)
 

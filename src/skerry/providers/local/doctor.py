@@ -17,7 +17,7 @@ from skerry.errors import SkerryError
 from skerry.providers.local import probe
 from skerry.providers.local.idmap import IdMap
 from skerry.providers.local.launcher import bubblewrap
-from skerry.providers.local.mapped import run_mapped
+from skerry.providers.local.mapped import inside_uid, run_mapped
 from skerry.settings import Settings
 
 _KERNEL = (5, 11)
@@ -164,10 +164,6 @@ def _user_ids(idmap: IdMap) -> Finding:
     )
     detail = "One: everyone inside is root, so `su`, `useradd` and some package managers fail inside."
     return Finding("user ids", False, False, detail, remedy)
-
-
-def inside_uid(idmap: IdMap, progress: Callable[[int], None] | None) -> int:
-    return os.getuid()
 
 
 def _user_name() -> str:

@@ -19,6 +19,8 @@ from skerry.providers.local.trees import remove_tree
 
 _PACKAGE = Path(__file__).resolve().parents[2]
 _TIMEOUT = 30.0
+# --unshare-all alone is content without a user namespace where it finds itself privileged.
+_NAMESPACES = ("--unshare-all", "--unshare-user")
 # Root shows the runner what it needs and becomes it, by the launcher's own means.
 _AS_RUNNER = """
 import json, os, sys, types
@@ -68,7 +70,7 @@ def run_bubblewrap(idmap: IdMap, arguments: Sequence[str], expose: Mapping[str, 
 
 
 def user_namespace(idmap: IdMap) -> Outcome:
-    return run_bubblewrap(idmap, ["--unshare-all", "--ro-bind", "/", "/", "--", shutil.which("true") or "/bin/true"])
+    return run_bubblewrap(idmap, [*_NAMESPACES, "--ro-bind", "/", "/", "--", shutil.which("true") or "/bin/true"])
 
 
 def overlay(idmap: IdMap, directory: Path) -> Outcome:
@@ -82,7 +84,7 @@ def overlay(idmap: IdMap, directory: Path) -> Outcome:
         os.chown(directory / "lower" / "file", idmap.runner_uid, idmap.runner_gid)
     script = "echo changed >> /tmp/file && rm /tmp/file && mkdir /tmp/new && test ! -e /tmp/file"
     layers = ["--overlay-src", "{room}/lower", "--overlay", "{room}/upper", "{room}/work", "/tmp"]
-    line = ["--unshare-all", "--uid", "0", "--gid", "0", "--ro-bind", "/", "/", "--dev", "/dev", *layers]
+    line = [*_NAMESPACES, "--uid", "0", "--gid", "0", "--ro-bind", "/", "/", "--dev", "/dev", *layers]
     return run_bubblewrap(idmap, [*line, "--", "/bin/sh", "-c", script], {"room": directory})
 
 

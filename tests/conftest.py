@@ -1,0 +1,88 @@
+"""What tests of the portal and of all that is built on it share. They run once for each kind of portal in PORTALS."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+
+import pytest
+
+from skerry.portal.contract import Portal
+from skerry.portal.inside import InsidePortal
+from skerry.runtime.output import pipe, read_some
+
+ENV = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "HOME": "/root", "LC_ALL": "C.UTF-8"}
+
+Run = Callable[..., Awaitable[tuple[int, str]]]
+
+
+@asynccontextmanager
+async def inside() -> AsyncIterator[Portal]:
+    portal = InsidePortal()
+    try:
+        yield portal
+    finally:
+        await portal.close()
+
+
+PORTALS: dict[str, Callable[[], AbstractAsyncContextManager[Portal]]] = {"inside": inside}
+
+
+@pytest.fixture(params=sorted(PORTALS))
+async def portal(request: pytest.FixtureRequest) -> AsyncIterator[Portal]:
+    async with PORTALS[request.param]() as portal:
+        yield portal
+
+
+@pytest.fixture
+def run(portal: Portal) -> Run:
+    """Run a program (or, given one word, a shell command) inside; its exit code and output."""
+
+    async def run(*argv: str, cwd: str = "/", env: dict[str, str] | None = None) -> tuple[int, str]:
+        words = argv if len(argv) > 1 else ("/bin/sh", "-c", *argv)
+        ours, theirs = pipe("read")
+        null = os.open("/dev/null", os.O_RDONLY)
+        try:
+            child = await portal.spawn(words, env=env or ENV, cwd=cwd, stdio=[null, theirs, theirs])
+            os.close(theirs)
+            output = b""
+            while data := await read_some(ours):
+                output += data
+            return await child.wait(), output.decode(errors="surrogateescape")
+        finally:
+            os.close(ours)
+            os.close(null)
+
+    return run
+
+
+@pytest.fixture
+async def base(portal: Portal, run: Run) -> AsyncIterator[str]:
+    """A fresh directory inside."""
+    path = f"/tmp/skerry-test-{os.urandom(6).hex()}"
+    await portal.mkdir(path)
+    yield path
+    await run("/bin/rm", "-rf", path)
+
+
+@pytest.fixture(autouse=True)
+def no_descriptors_leak(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Tests that use a portal close what they and it opened."""
+    if "portal" not in request.fixturenames:
+        yield
+        return
+    request.getfixturevalue("portal")
+    before = _descriptors()
+    yield
+    assert {fd: name for fd, name in _descriptors().items() if before.get(fd) != name} == {}
+
+
+def _descriptors() -> dict[int, str]:
+    found = {}
+    for fd in os.listdir("/proc/self/fd"):
+        try:
+            found[int(fd)] = os.readlink(f"/proc/self/fd/{fd}")
+        except FileNotFoundError:
+            continue
+    return found

@@ -1,0 +1,70 @@
+"""Real sandboxes for tests: one provider for the whole run, a fresh machine for each test that asks."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from skerry.control.open import open_registry
+from skerry.control.registry import Registry
+from skerry.models import ExecRequest, ExecResult
+from skerry.providers.contract import Spec
+from skerry.providers.local.provider import LocalMachine, LocalProvider
+from skerry.runtime.runtime import Runtime
+from skerry.settings import Settings
+
+_numbers = itertools.count(1)
+
+
+async def nobody(*_: object) -> None:
+    return None
+
+
+@pytest.fixture(scope="session")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("home")
+
+
+@pytest_asyncio.fixture(scope="session")
+async def provider(home: Path) -> AsyncIterator[LocalProvider]:
+    provider = LocalProvider(Settings(home=home))
+    await provider.open()
+    yield provider
+    await provider.close()
+
+
+@pytest_asyncio.fixture
+async def machine(provider: LocalProvider) -> AsyncIterator[LocalMachine]:
+    id = f"test-{next(_numbers)}"
+    machine = await provider.start(Spec(id=id, image="host"), nobody)
+    yield machine
+    await machine.stop()
+    await provider.forget(id)
+
+
+@pytest_asyncio.fixture
+async def runtime(machine: LocalMachine) -> AsyncIterator[Runtime]:
+    runtime = Runtime(machine.portal, env={"GREETING": "hello"}, on_process=nobody)
+    yield runtime
+    await runtime.close()
+
+
+@pytest.fixture
+def sh(runtime: Runtime) -> Callable[..., Awaitable[ExecResult]]:
+    async def sh(command: str, **options: object) -> ExecResult:
+        return await runtime.exec(ExecRequest(command=command, **options))  # type: ignore[arg-type]
+
+    return sh
+
+
+@pytest_asyncio.fixture
+async def registry(tmp_path: Path) -> AsyncIterator[Registry]:
+    registry = await open_registry(Settings(home=tmp_path / "home"))
+    yield registry
+    await registry.close()
+
+

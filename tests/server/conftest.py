@@ -1,0 +1,78 @@
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from secrets import token_hex
+
+import httpx
+import pytest
+
+PROGRAM = """
+import sys
+from skerry.server.serve import run
+from skerry.settings import Settings
+run(Settings.model_validate_json(sys.argv[1]), on_ready=lambda url: print(url, flush=True))
+"""
+
+
+class ServerProcess:
+    """A server of its own, in a process of its own, as `skerry serve` runs it."""
+
+    def __init__(self, home: Path, **settings: object) -> None:
+        self.home = home
+        values = json.dumps({"home": str(home), "port": 0, **settings})
+        self.process = subprocess.Popen([sys.executable, "-c", PROGRAM, values], stdout=subprocess.PIPE, text=True)
+        assert self.process.stdout is not None
+        self.url = self.process.stdout.readline().strip()
+        assert self.url, "the server did not start"
+
+    def stop(self, number: int = signal.SIGTERM) -> int:
+        if self.process.poll() is None:
+            self.process.send_signal(number)
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+        return self.process.wait(60)
+
+
+@pytest.fixture(scope="session")
+def home() -> Iterator[Path]:
+    path = Path(tempfile.mkdtemp(prefix="skerry-server-"))
+    os.chmod(path, 0o711)
+    yield path
+    shutil.rmtree(path)
+
+
+@pytest.fixture(scope="session")
+def server(home: Path) -> Iterator[ServerProcess]:
+    process = ServerProcess(home, receive_timeout=2.0)
+    yield process
+    assert process.stop() == 0
+
+
+@pytest.fixture(scope="session")
+async def http(server: ServerProcess) -> AsyncIterator[httpx.AsyncClient]:
+    async with httpx.AsyncClient(base_url=server.url, timeout=60) as client:
+        yield client
+
+
+@pytest.fixture
+async def box(http: httpx.AsyncClient) -> AsyncIterator[str]:
+    """The path of a sandbox that is made by the first request and destroyed after the test."""
+    path = f"/v1/sandboxes/test-{token_hex(4)}"
+    yield path
+    await http.delete(path)
+
+
+@pytest.fixture
+async def shared(http: httpx.AsyncClient, server: ServerProcess) -> str:
+    """One sandbox for tests that leave nothing behind in it."""
+    await asyncio.sleep(0)
+    return "/v1/sandboxes/shared"
