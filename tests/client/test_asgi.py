@@ -14,7 +14,7 @@ from tests.client.conftest import HostedApp
 
 
 async def eventually(condition: Callable[[], bool]) -> None:
-    while not condition():
+    while not condition():  # noqa: ASYNC110 - the condition is another thread's
         await asyncio.sleep(0.01)
 
 
@@ -98,9 +98,12 @@ async def test_cancelling_a_request_is_a_disconnect() -> None:
 
 
 def test_an_application_that_fails_is_a_transport_error() -> None:
-    with HostedApp(Echo()) as host, httpx.Client(transport=ASGITransport(host), base_url="http://localhost") as client:
-        with pytest.raises(httpx.RemoteProtocolError, match="it broke"):
-            client.get("/broken")
+    with (
+        HostedApp(Echo()) as host,
+        httpx.Client(transport=ASGITransport(host), base_url="http://localhost") as client,
+        pytest.raises(httpx.RemoteProtocolError, match="it broke"),
+    ):
+        client.get("/broken")
 
 
 def test_frames_go_both_ways_and_end() -> None:

@@ -17,7 +17,8 @@ from skerry import (
 
 STREAM = (
     b': a comment\n\ndata: {"type":"start","command":"x"}\r\n\r\nevent: named\nid: 7\ndata: {"type":"stdout",\n'
-    b'data: "data":"\xc3\xa9"}\n\ndata: {not json}\n\ndata: {"type":"unheard"}\n\ndata: {"type":"complete","exitCode":3}\n\n'
+    b'data: "data":"\xc3\xa9"}\n\ndata: {not json}\n\ndata: {"type":"unheard"}\n\n'
+    b'data: {"type":"complete","exitCode":3}\n\n'
     b'data: [DONE]\n\ndata: {"type":"start"}\n\n'
 )
 

@@ -3,7 +3,6 @@ from __future__ import annotations
 import os
 import stat
 import subprocess
-import time
 from pathlib import Path
 
 import pytest
@@ -68,12 +67,10 @@ def test_only_what_everybody_may_read_and_no_private_key_is_copied(
     (source / "good.pem").write_text("-----BEGIN CERTIFICATE-----\n")
     (source / "good.pem").chmod(0o4644)
     source.chmod(0o755)
-    relative = os.path.relpath(source, "/etc")
     monkeypatch.setattr(hostimage, "COPIED", ())
     monkeypatch.setattr(hostimage, "_sources", lambda: hostimage._readable(str(source), os.lstat(source)), raising=True)
     root = host_skeleton(tmp_path / "home", OWN)
     copied = root / str(source)[1:]
-    assert relative
     assert os.listdir(copied) == ["good.pem"]
     assert stat.S_IMODE((copied / "good.pem").stat().st_mode) == 0o644
 
@@ -81,11 +78,8 @@ def test_only_what_everybody_may_read_and_no_private_key_is_copied(
 def test_the_same_host_gives_the_same_skeleton_at_once(tmp_path: Path) -> None:
     first = host_skeleton(tmp_path, OWN)
     inode = first.stat().st_ino
-    started = time.perf_counter()
-    building = time.perf_counter() - started
     assert host_skeleton(tmp_path, OWN) == first
     assert first.stat().st_ino == inode
-    assert building >= 0
     assert host_skeleton(tmp_path / "other", OWN).name == first.name
     assert everything(tmp_path / "other" / "images" / ".host" / first.name) == everything(first)
     assert os.listdir(tmp_path / "images") == [".host"]

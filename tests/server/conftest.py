@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import shutil
@@ -72,7 +71,6 @@ async def box(http: httpx.AsyncClient) -> AsyncIterator[str]:
 
 
 @pytest.fixture
-async def shared(http: httpx.AsyncClient, server: ServerProcess) -> str:
-    """One sandbox for tests that leave nothing behind in it."""
-    await asyncio.sleep(0)
+def shared() -> str:
+    """One sandbox for tests that leave nothing behind in it but files in /tmp."""
     return "/v1/sandboxes/shared"

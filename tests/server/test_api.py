@@ -255,6 +255,19 @@ async def test_a_range_outside_of_the_file_is_a_416(http: Http, shared: str) -> 
     assert outside.json()["error"]["code"] == "range_not_satisfiable"
 
 
+async def test_a_file_that_does_not_know_its_size_is_served_to_its_end(http: Http, shared: str) -> None:
+    got = await http.get(
+        f"{shared}/files/content", params={"path": "/proc/self/status"}, headers={"Range": "bytes=0-1"}
+    )
+    assert got.status_code == 200
+    assert b"Threads:" in got.content
+    head = await http.head(f"{shared}/files/content", params={"path": "/proc/self/status"})
+    assert (head.status_code, head.content) == (200, b"")
+    await ok(await http.put(f"{shared}/files", params={"path": "/tmp/empty"}, content=b""))
+    empty = await http.get(f"{shared}/files/content", params={"path": "/tmp/empty"})
+    assert (empty.status_code, empty.headers["content-length"], empty.content) == (200, "0", b"")
+
+
 async def test_a_body_that_breaks_off_changes_nothing(http: Http, box: str, server: ServerProcess) -> None:
     await ok(await http.put(f"{box}/files", params={"path": "kept"}, content=b"before"))
     for size in (100, 10_000_000):

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+import websockets
 
 from skerry.errors import HostUnfitError, InvalidRequestError
 from skerry.server.serve import announced, bind, run
@@ -18,7 +19,7 @@ from tests.server.conftest import ServerProcess
 
 
 @pytest.fixture
-def own(tmp_path_factory: pytest.TempPathFactory, home: Path) -> Iterator[ServerProcess]:
+def own(home: Path) -> Iterator[ServerProcess]:
     place = home / "own"
     place.mkdir(exist_ok=True)
     process = ServerProcess(place, api_keys=["secret"], host="127.0.0.1")
@@ -46,6 +47,16 @@ def test_stopping_ends_open_streams_at_once_and_sandboxes_with_them(own: ServerP
         own.process.send_signal(signal.SIGTERM)
         assert [line for line in lines if line and '"error"' not in line] == []
     assert own.stop() == 0
+
+
+async def test_a_terminal_needs_the_key_too(own: ServerProcess) -> None:
+    url = f"{own.url.replace('http', 'ws', 1)}/v1/sandboxes/keyed/terminal"
+    async with websockets.connect(url) as socket:
+        with pytest.raises(websockets.ConnectionClosed):
+            await socket.recv()
+        assert socket.close_code == 4401
+    async with websockets.connect(url, additional_headers={"Authorization": "Bearer secret"}) as socket:
+        assert json.loads(await socket.recv()) == {"type": "ready"}
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.1", ""])

@@ -205,6 +205,7 @@ class SocketPortal:
         gone = self._gone()
         if not self._ready.done():
             self._ready.set_exception(gone)
+            self._ready.exception()  # nobody has to be waiting for it
         for future in self._waiting.values():
             if not future.done():
                 future.set_exception(gone)

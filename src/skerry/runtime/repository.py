@@ -14,7 +14,7 @@ LONGEST = 4096
 
 _FORBIDDEN = re.compile(r"[\x00-\x20\x7f\ud800-\udfff]")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]")
-_HOST = re.compile(r"[A-Za-z0-9_\[][A-Za-z0-9._:%\]-]*\Z")
+_HOST = re.compile(r"[A-Za-z0-9_:][A-Za-z0-9._:%-]*\Z")
 _USER = re.compile(r"[A-Za-z0-9_.][A-Za-z0-9_.+-]*\Z")
 _SCP = re.compile(r"(?:(?P<user>[^@/:]+)@)?(?P<host>[^@/:]+):(?P<path>[^:].*)\Z")
 _BRANCH = re.compile(r"[\x00-\x20\x7f~^:?*\[\\\ud800-\udfff]|\.\.|@\{|//|/\.|\.lock(?:/|\Z)")

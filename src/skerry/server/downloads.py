@@ -81,37 +81,37 @@ async def _start(send: Send, status: int, headers: dict[str, str]) -> None:
     await send({"type": "http.response.start", "status": status, "headers": raw})
 
 
-async def _pour(send: Send, chunks: AsyncIterator[bytes], length: int | None = None) -> None:
+async def _pour(send: Send, chunks: AsyncIterator[bytes], length: int | None = None, wanted: bool = True) -> None:
     """Send them all and finish; when that cannot be done the response stays unfinished, so that the client notices."""
     sent = 0
-    try:
-        async for chunk in chunks:
-            sent += len(chunk)
-            await send({"type": "http.response.body", "body": chunk, "more_body": True})
-            await asyncio.sleep(0)
-    except Exception as error:  # noqa: BLE001
-        unexpected(error, during="download")
-        return
-    if length is None or sent == length:  # else the file shrank while it was read
+    async with aclosing(cast("AsyncGenerator[bytes, None]", chunks)):
+        try:
+            while wanted and (chunk := await anext(chunks, b"")):
+                sent += len(chunk)
+                await send({"type": "http.response.body", "body": chunk, "more_body": True})
+                await asyncio.sleep(0)
+        except Exception as error:  # noqa: BLE001
+            unexpected(error, during="download")
+            return
+    if length is None or sent == length or not wanted:  # else the file shrank while it was read
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
 def file_download(use: AbstractAsyncContextManager[Runtime], path: str) -> Download:
     async def deliver(runtime: Runtime, scope: Scope, send: Send) -> None:
         async with await runtime.files.open(path) as file:
+            headers = {"Content-Type": file.mime_type, **attachment(path)}
+            if not file.size and await file.read(1):  # as in /proc, where files do not know their size
+                await _start(send, 200, headers)
+                return await _pour(send, file.chunks(), wanted=scope["method"] != "HEAD")
             span = requested_range(Headers(scope=scope), file.size)
             offset, length = span or (0, file.size)
-            headers = {"Content-Type": file.mime_type, "Content-Length": str(length), "Accept-Ranges": "bytes"}
+            headers |= {"Content-Length": str(length), "Accept-Ranges": "bytes"}
             if span:
                 headers["Content-Range"] = f"bytes {offset}-{offset + length - 1}/{file.size}"
-            await _start(send, 206 if span else 200, headers | attachment(path))
-            if scope["method"] == "HEAD" or not length:
-                await send({"type": "http.response.body", "body": b"", "more_body": False})
-                return
-            async with aclosing(
-                cast("AsyncGenerator[bytes, None]", file.chunks(offset=offset, length=length))
-            ) as chunks:
-                await _pour(send, chunks, length)
+            await _start(send, 206 if span else 200, headers)
+            chunks = file.chunks(offset=offset, length=length)
+            await _pour(send, chunks, length=length, wanted=scope["method"] != "HEAD")
 
     return Download(use, deliver)
 

@@ -21,6 +21,8 @@ from skerry.server.auth import is_loopback
 from skerry.settings import Settings
 
 GRACE = 10
+# Longer than clients keep an idle connection, so that none is closed just as a request goes out on it.
+KEEP_ALIVE = 75
 
 
 def refuse_open_bind(settings: Settings) -> None:
@@ -98,7 +100,7 @@ class _Server(uvicorn.Server):
     def _stop(self) -> None:
         self.force_exit = self.should_exit  # a second signal does not wait for requests in progress
         self.should_exit = True
-        self._closing.set()
+        pass
 
 
 async def serve(settings: Settings, *, on_ready: Callable[[str], None] | None = None) -> None:
@@ -118,6 +120,7 @@ async def serve(settings: Settings, *, on_ready: Callable[[str], None] | None = 
                 access_log=False,
                 server_header=False,
                 timeout_graceful_shutdown=GRACE,
+                timeout_keep_alive=KEEP_ALIVE,
             )
             server = _Server(config, app.state.closing, lambda: on_ready(url) if on_ready else None)
             with announced(settings.home, url):

@@ -30,6 +30,7 @@ from skerry.providers.local.trees import remove_tree
 from skerry.settings import Settings
 
 HOST = "host"
+TOP = ("/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
 START_TIMEOUT = 30.0
 
 
@@ -307,7 +308,11 @@ class LocalProvider:
         ]
 
     def _read_only(self, spec: Spec) -> list[tuple[str, str]]:
-        return [("/usr", "/usr")] if spec.image == HOST and not self._idmapped else []
+        if spec.image != HOST:
+            return []
+        shown = [] if self._idmapped else [("/usr", "/usr")]
+        # Where these are not links into /usr, as on older distributions, the host's own are shown.
+        return shown + [(path, path) for path in TOP if os.path.isdir(path) and not os.path.islink(path)]
 
     def _make(self, directory: Path) -> None:
         for path in (directory.parent, directory):
@@ -372,7 +377,7 @@ class LocalProvider:
             self.own(asyncio.to_thread(remove_tree, trash, self._idmap))
 
     async def sweep(self, keep: set[str]) -> list[str]:
-        removed = []
+        removed = await asyncio.to_thread(self._images.sweep)
         for directory in [*(self.home / "sandboxes").iterdir(), *(self.home / "trash").iterdir()]:
             if directory.parent.name == "sandboxes" and directory.name in keep:
                 continue

@@ -9,7 +9,9 @@ from __future__ import annotations
 import errno
 import os
 
-import pyseccomp as seccomp
+from typing import Any
+
+from skerry.errors import HostUnfitError
 
 # Mounts and namespaces are how a sandbox is made; nothing inside has business making another.
 MOUNTS = (
@@ -46,6 +48,12 @@ TIOCSTI, TIOCLINUX = 0x5412, 0x541C
 
 def compile_filter() -> bytes:
     """The filter as the BPF program that bubblewrap and prctl take."""
+    try:
+        import pyseccomp as seccomp
+    except (ImportError, OSError, RuntimeError) as error:
+        raise HostUnfitError(
+            f"System calls cannot be filtered here: {error}.", hint="On Debian and Ubuntu: apt-get install libseccomp2."
+        ) from error
     denied = seccomp.ERRNO(errno.EPERM)
     rules = seccomp.SyscallFilter(seccomp.ALLOW)
     for name in (*MOUNTS, *KERNEL, *SURFACE):
@@ -64,7 +72,7 @@ def compile_filter() -> bytes:
     return _export(rules)
 
 
-def _add(rules: seccomp.SyscallFilter, action: int, name: str, *arguments: seccomp.Arg) -> None:
+def _add(rules: Any, action: int, name: str, *arguments: Any) -> None:
     try:
         rules.add_rule(action, name, *arguments)
     except (OSError, ValueError) as error:
@@ -74,7 +82,7 @@ def _add(rules: seccomp.SyscallFilter, action: int, name: str, *arguments: secco
             raise
 
 
-def _export(rules: seccomp.SyscallFilter) -> bytes:
+def _export(rules: Any) -> bytes:
     memory = os.memfd_create("filter", os.MFD_CLOEXEC)
     with open(memory, "r+b") as file:
         rules.export_bpf(file)
