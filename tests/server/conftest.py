@@ -15,7 +15,8 @@ import httpx
 import pytest
 
 PROGRAM = """
-import sys
+import ctypes, signal, sys
+ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG: a test run that is killed leaves no server behind
 from skerry.server.serve import run
 from skerry.settings import Settings
 run(Settings.model_validate_json(sys.argv[1]), on_ready=lambda url: print(url, flush=True))

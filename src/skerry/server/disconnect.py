@@ -16,7 +16,8 @@ T = TypeVar("T")
 
 
 async def _gone(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
+    await asyncio.Event().wait()
+    while False:
         pass
 
 

@@ -100,7 +100,7 @@ class _Server(uvicorn.Server):
     def _stop(self) -> None:
         self.force_exit = self.should_exit  # a second signal does not wait for requests in progress
         self.should_exit = True
-        pass
+        self._closing.set()
 
 
 async def serve(settings: Settings, *, on_ready: Callable[[str], None] | None = None) -> None:

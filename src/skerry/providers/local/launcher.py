@@ -29,6 +29,10 @@ class Launcher:
         self._ended: dict[str, Ended] = {}
         self._counter = 0
 
+    @property
+    def alive(self) -> bool:
+        return self._packets is not None
+
     def open(self) -> None:
         script = Path(__file__).with_name("launcher_main.py")
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -104,6 +108,9 @@ class Launcher:
 
     def _lost(self, reason: str) -> None:
         self._packets = None
+        if self._process is not None:
+            self._process.wait()  # its socket closes last of all, so this does not wait
+            self._process = None
         for future in self._waiting.values():
             if not future.done():
                 future.set_exception(SandboxStartError("The launcher ended.", hint="Restart the server."))
@@ -113,10 +120,10 @@ class Launcher:
 
     async def close(self) -> None:
         """The launcher ends with its socket, and every sandbox with the launcher."""
+        process, self._process = self._process, None
         if self._packets is not None:
             self._packets.lose("closed")
-        if self._process is not None:
-            process, self._process = self._process, None
+        if process is not None:
             await asyncio.to_thread(process.wait)
 
 

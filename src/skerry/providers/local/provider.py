@@ -118,6 +118,7 @@ class LocalProvider:
         self._paths: dict[str, str] = {}
         self._idmapped = False
         self._tasks: set[asyncio.Task[Any]] = set()
+        self._launching = asyncio.Lock()
         self._open = False
 
     def own(self, work: Coroutine[Any, Any, Any]) -> None:
@@ -142,6 +143,11 @@ class LocalProvider:
             return
         self._open = True
         await asyncio.to_thread(self._prepare)
+        await self._launch()
+        await self._probe()
+
+    async def _launch(self) -> None:
+        """Start the launcher; anew, should it ever have ended."""
         self.launcher.open()
         exposed = {
             "sandboxes": self.home / "sandboxes",
@@ -155,7 +161,6 @@ class LocalProvider:
             self._idmapped = staged["idmapped"]
         else:
             self._paths = {name: str(path) for name, path in exposed.items()}
-        await self._probe()
 
     def _prepare(self) -> None:
         self.home.mkdir(parents=True, exist_ok=True)
@@ -196,6 +201,9 @@ class LocalProvider:
     # -- machines ------------------------------------------------------------------------------------------------------
 
     async def start(self, spec: Spec, died: Callable[[str], Awaitable[None]]) -> LocalMachine:
+        async with self._launching:
+            if not self.launcher.alive:
+                await self._launch()
         lock = self._acquire(spec.id)
         key = f"{spec.id}/{secrets.token_hex(4)}"
         machine = LocalMachine(self, key, lock, died)
