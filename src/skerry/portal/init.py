@@ -30,7 +30,6 @@ PACKET = 96 * 1024
 SOL_SOCKET, SCM_RIGHTS, MSG_CMSG_CLOEXEC = 1, 1, 0x40000000
 PR_SET_DUMPABLE, PR_SET_CHILD_SUBREAPER = 4, 36
 TIOCSCTTY, TIOCSWINSZ = 0x540E, 0x5414
-DIRECT = 190  # scratch range for descriptors on their way into a child
 
 prctl = None
 
@@ -132,14 +131,14 @@ def become(request: dict[str, Any], fds: list[int], failed: int, terminal: bool)
             prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
         for signal in (_signal.SIGPIPE, _signal.SIGXFSZ, _signal.SIGCHLD, _signal.SIGINT):
             _signal.signal(signal, _signal.SIG_DFL)
-        os.dup2(failed, DIRECT - 1, inheritable=False)
-        for index, fd in enumerate(fds):
-            os.dup2(fd, DIRECT + index)
+        above = max([failed, *fds]) + len(fds) + 1  # out of the way, so that none is overwritten before it is used
+        for index, fd in enumerate([failed, *fds]):
+            os.dup2(fd, above + index, inheritable=False)
         for index in range(len(fds)):
-            os.dup2(DIRECT + index, index)
-        os.closerange(len(fds), DIRECT - 1)
-        os.closerange(DIRECT, 1 << 20)
-        failed = DIRECT - 1
+            os.dup2(above + 1 + index, index)
+        failed = above
+        os.closerange(len(fds), failed)
+        os.closerange(failed + 1, 1 << 20)
         if terminal:
             import fcntl
 

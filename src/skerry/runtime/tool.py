@@ -27,6 +27,7 @@ class Tool:
         self._argv = [*portal.python, portal.tools, op, json.dumps(arguments)]
         self._wants_stdin = stdin
         self._child: Child | None = None
+        self._ended = False
         self._stdin = self._stdout = self._stderr = -1
 
     async def __aenter__(self) -> Self:
@@ -56,7 +57,7 @@ class Tool:
             self._close_descriptors()
 
     async def kill(self) -> None:
-        if self._child is not None:
+        if self._child is not None and not self._ended:
             await self._child.kill(signal.SIGKILL)
             await self._child.wait()
 
@@ -87,6 +88,7 @@ class Tool:
         while len(said) < LONGEST_LINE and (data := await read_some(self._stderr)):
             said += data
         code = await self._child.wait()
+        self._ended = True
         if code != 0:
             raise self._failure(said, code)
 

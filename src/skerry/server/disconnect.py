@@ -16,8 +16,7 @@ T = TypeVar("T")
 
 
 async def _gone(receive: Receive) -> None:
-    await asyncio.Event().wait()
-    while False:
+    while (await receive())["type"] != "http.disconnect":
         pass
 
 

@@ -253,11 +253,13 @@ def confine(request: dict[str, Any], init_socket: int, stderr: int, program: byt
 def arrange(fds: list[int], stderr: int) -> None:
     """Descriptors 3, 4, … are ``fds``; 0 and 1 are nothing; 2 is kept to be read if it fails. No other stays open."""
     null = os.open("/dev/null", os.O_RDWR)
-    for index, fd in enumerate([null, null, stderr, *fds]):
-        os.dup2(fd, 200 + index)
-    count = 3 + len(fds)
+    sources = [null, null, stderr, *fds]
+    above = max(sources) + 1  # first out of the way, so that none is overwritten before it is used
+    count = len(sources)
+    for index, fd in enumerate(sources):
+        os.dup2(fd, above + index)
     for index in range(count):
-        os.dup2(200 + index, index)
+        os.dup2(above + index, index)
     os.closerange(count, 1 << 20)
 
 

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import fcntl
 import os
+import resource
 import secrets
 import socket
 from collections.abc import Awaitable, Callable, Coroutine
@@ -163,6 +164,7 @@ class LocalProvider:
             self._paths = {name: str(path) for name, path in exposed.items()}
 
     def _prepare(self) -> None:
+        _raise_descriptor_limit()
         self.home.mkdir(parents=True, exist_ok=True)
         self.home.chmod(0o700)
         self._idmap = IdMap.detect()
@@ -416,6 +418,13 @@ class LocalProvider:
 
     async def remove_image(self, name: str) -> None:
         await asyncio.to_thread(self._images.remove, name)
+
+
+def _raise_descriptor_limit() -> None:
+    """A handful of descriptors for each sandbox: the customary 1,024 would be used up by 150 of them."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 async def _ignore(reason: str) -> None:

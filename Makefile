@@ -1,0 +1,42 @@
+VENV ?= .venv
+BIN := $(VENV)/bin
+export VENV
+
+.PHONY: help demo test check soak bench install install-dev format sync clean
+
+help: ## What can be made
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
+
+install:
+	@scripts/setup.sh user
+
+install-dev:
+	@scripts/setup.sh dev
+
+demo: install ## Boot a sandbox, do real work in it, show the result
+	@$(BIN)/skerry demo
+
+test: install-dev check ## Everything CI runs: style, types, generated code, tests
+	$(BIN)/pytest -q
+
+check: install-dev ## Style, types and freshness of generated code only
+	$(BIN)/ruff format --check src tests scripts
+	$(BIN)/ruff check src tests scripts
+	$(BIN)/mypy
+	$(BIN)/python scripts/generate_sync.py --check
+
+soak: install-dev ## The long runs: 200 random kills, 1,000 create/destroy cycles
+	SKERRY_SOAK=1 $(BIN)/pytest -q tests/test_faults.py
+
+bench: install-dev ## Each hot path with p50 and p95, beside its rivals
+	$(BIN)/python -m tests.bench
+
+format: install-dev ## Format the code
+	$(BIN)/ruff format src tests scripts
+	$(BIN)/ruff check --fix src tests scripts
+
+sync: install-dev ## Generate the sync client from the async one
+	$(BIN)/python scripts/generate_sync.py
+
+clean: ## Remove what `make` made
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache

@@ -1,0 +1,51 @@
+#!/bin/sh
+# Makes .venv with Skerry in it. `setup.sh dev` adds what the tests need, Debian packages included where we are root.
+set -eu
+cd "$(dirname "$0")/.."
+venv=${VENV:-.venv}
+python=${PYTHON:-python3}
+kind=${1:-user}
+
+apt_install() {
+    missing=""
+    for pair in "$@"; do
+        command -v "${pair%%=*}" >/dev/null 2>&1 || missing="$missing ${pair##*=}"
+    done
+    [ -n "$missing" ] || return 0
+    if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null 2>&1; then
+        echo "Installing Debian packages:$missing"
+        apt-get update -qq
+        # shellcheck disable=SC2086
+        DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $missing >/dev/null
+    else
+        echo "Missing:$missing. Install them as root: apt-get install$missing" >&2
+        return 1
+    fi
+}
+
+if ! "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))'; then
+    echo "Skerry needs Python 3.11 or newer; $python is $("$python" --version 2>&1). Set PYTHON=/path/to/python3." >&2
+    exit 1
+fi
+if [ ! -x "$venv/bin/pip" ]; then
+    if ! "$python" -m venv "$venv" 2>/dev/null; then
+        rm -rf "$venv"
+        apt_install no-such-command=python3-venv
+        "$python" -m venv "$venv"
+    fi
+fi
+
+# Installing anew costs seconds; the stamp says for which pyproject.toml it was done.
+extra=""
+[ "$kind" = dev ] && extra="[dev]"
+stamp="$venv/.skerry$extra"
+if [ ! -e "$stamp" ] || [ pyproject.toml -nt "$stamp" ]; then
+    echo "Installing Skerry$extra into $venv"
+    "$venv/bin/pip" install --quiet --disable-pip-version-check --editable ".$extra" 2>&1 | grep -v '^WARNING' || true
+    "$venv/bin/python" -c 'import skerry'
+    touch "$stamp"
+fi
+
+if [ "$kind" = dev ]; then
+    apt_install pgrep=procps ip=iproute2 mmdebstrap=mmdebstrap newuidmap=uidmap tmux=tmux setpriv=util-linux
+fi
