@@ -11,6 +11,7 @@ import ctypes
 import errno
 import json
 import os
+import resource
 import select
 import signal
 import socket
@@ -261,6 +262,10 @@ def arrange(fds: list[int], stderr: int) -> None:
     for index in range(count):
         os.dup2(above + index, index)
     os.closerange(count, 1 << 20)
+    # The server's own limit is high; programs inside expect the customary one, and may raise it.
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(1024, hard), hard))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a crash inside is not the host's core handler's business
 
 
 def become(ids: list[int] | None) -> None:
