@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -11,7 +12,10 @@ import pytest
 
 from skerry.portal.contract import Portal
 from skerry.portal.inside import InsidePortal
+from skerry.providers.contract import Spec
+from skerry.providers.local.provider import LocalProvider
 from skerry.runtime.output import pipe, read_some
+from tests.machines import nobody
 
 ENV = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "HOME": "/root", "LC_ALL": "C.UTF-8"}
 
@@ -27,12 +31,26 @@ async def inside() -> AsyncIterator[Portal]:
         await portal.close()
 
 
-PORTALS: dict[str, Callable[[], AbstractAsyncContextManager[Portal]]] = {"inside": inside}
+@asynccontextmanager
+async def through_a_socket(provider: LocalProvider) -> AsyncIterator[Portal]:
+    id = f"portal-{secrets.token_hex(4)}"
+    machine = await provider.start(Spec(id=id, image="host"), nobody)
+    try:
+        yield machine.portal
+    finally:
+        await machine.stop()
+        await provider.forget(id)
+
+
+PORTALS: dict[str, Callable[[LocalProvider], AbstractAsyncContextManager[Portal]]] = {
+    "inside": lambda provider: inside(),
+    "socket": through_a_socket,
+}
 
 
 @pytest.fixture(params=sorted(PORTALS))
-async def portal(request: pytest.FixtureRequest) -> AsyncIterator[Portal]:
-    async with PORTALS[request.param]() as portal:
+async def portal(request: pytest.FixtureRequest, provider: LocalProvider) -> AsyncIterator[Portal]:
+    async with PORTALS[request.param](provider) as portal:
         yield portal
 
 

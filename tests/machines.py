@@ -66,5 +66,3 @@ async def registry(tmp_path: Path) -> AsyncIterator[Registry]:
     registry = await open_registry(Settings(home=tmp_path / "home"))
     yield registry
     await registry.close()
-
-

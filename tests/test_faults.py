@@ -209,7 +209,9 @@ def test_a_client_that_disconnects_during_exec_cancels_the_command(server: Serve
 
 def test_background_processes_outlive_the_client_that_started_them(server: Server) -> None:
     with server.client() as client:
-        client.post("/v1/sandboxes/bg/processes", json={"command": "sleep 0.5; echo done >f; sleep 60", "processId": "p"})
+        client.post(
+            "/v1/sandboxes/bg/processes", json={"command": "sleep 0.5; echo done >f; sleep 60", "processId": "p"}
+        )
     with server.client() as client:
         until = time.monotonic() + 30
         while run(client, "bg", "cat f")["stdout"] != "done\n":
@@ -237,6 +239,8 @@ def test_a_full_disk_is_an_error_for_the_writer_and_nothing_else(server: Server)
         result = run(client, "full", "head -c 200000000 /dev/zero >/dev/shm/x")
         assert result["exitCode"] == 1
         assert "No space left" in str(result["stderr"])
-        answer = client.put("/v1/sandboxes/full/files", params={"path": "/dev/shm/y", "force": "true"}, content=b"x" * 100_000)
+        answer = client.put(
+            "/v1/sandboxes/full/files", params={"path": "/dev/shm/y", "force": "true"}, content=b"x" * 100_000
+        )
         assert (answer.status_code, answer.json()["error"]["code"]) == (507, "no_space")
         assert run(client, "full", "ls /dev/shm; echo usable")["stdout"] == "x\nusable\n"

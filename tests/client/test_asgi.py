@@ -14,7 +14,7 @@ from tests.client.conftest import HostedApp
 
 
 async def eventually(condition: Callable[[], bool]) -> None:
-    while not condition():  # noqa: ASYNC110 - the condition is another thread's
+    while not condition():
         await asyncio.sleep(0.01)
 
 

@@ -83,7 +83,9 @@ async def test_stopping_keeps_files_ends_processes_and_the_next_use_wakes_it(reg
     assert process.status == "running"
     info = await registry.stop("nap")
     assert (info.state, info.last_stop) == (State.HIBERNATED, "It was stopped on request.")
-    assert (await run(registry, "nap", "cat /workspace/f /tmp/g ~/h; echo [$X]; pgrep sleep")).stdout == "kept\ntoo\nhome\n[]\n"
+    assert (
+        await run(registry, "nap", "cat /workspace/f /tmp/g ~/h; echo [$X]; pgrep sleep")
+    ).stdout == "kept\ntoo\nhome\n[]\n"
     async with registry.use("nap") as runtime:
         past = await runtime.processes.get("server")
     assert past.status == "killed"

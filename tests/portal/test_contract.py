@@ -8,7 +8,6 @@ import os
 import signal
 import socket
 import stat
-import time
 from collections.abc import AsyncIterator
 from contextlib import AbstractContextManager, asynccontextmanager
 
@@ -232,11 +231,11 @@ async def test_kill_can_end_one_command_of_a_shell_and_spare_shell_and_earlier_j
     script = f"sleep 601 & echo $!; read go < {base}/go; sh -c 'sleep 602 & echo begun; wait'; echo next $?"
     async with started(portal, "/bin/bash", "-c", script) as process:
         job = await process.line()
-        await asyncio.sleep(0.03)  # start times are in hundredths of a second
-        since = time.clock_gettime(time.CLOCK_BOOTTIME)
+        earlier = await process.child.children()
+        assert [str(pid) for pid in earlier] == [job]
         await run(f"echo > {base}/go")
         assert await process.line() == "begun"
-        assert await process.child.kill(signal.SIGKILL, since=since, spare_root=True) == 2
+        assert await process.child.kill(signal.SIGKILL, spare=earlier, spare_root=True) == 2
         assert await process.line() == "next 137"
         assert not await gone(run, job)
 

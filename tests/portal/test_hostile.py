@@ -47,9 +47,7 @@ async def pair() -> AsyncIterator[tuple[SocketPortal, Villain, list[str]]]:
     [b"\xff\xfe", b"[]", b"7", b"{", b'{"what": 1}', b'{"x": "a"}', b'{"x": 1, "s": 99999999}', b'{"i": null}',
      b'{"i": 1e400}', b'{"big": true}', b"[" * 50_000, b'{"x": 1}'],
 )  # fmt: skip
-async def test_nonsense_cuts_the_sandbox_off(
-    pair: tuple[SocketPortal, Villain, list[str]], nonsense: bytes
-) -> None:
+async def test_nonsense_cuts_the_sandbox_off(pair: tuple[SocketPortal, Villain, list[str]], nonsense: bytes) -> None:
     portal, villain, lost = pair
     waiting = asyncio.create_task(portal.stat("/"))
     await villain.asked()
@@ -93,15 +91,15 @@ async def test_more_descriptors_than_fit_are_nonsense_and_leak_nothing(
 
 
 @pytest.mark.parametrize("what", ["directory", "nothing", "two"])
-async def test_the_wrong_descriptor_is_not_used(
-    pair: tuple[SocketPortal, Villain, list[str]], what: str
-) -> None:
+async def test_the_wrong_descriptor_is_not_used(pair: tuple[SocketPortal, Villain, list[str]], what: str) -> None:
     portal, villain, _ = pair
     before = len(os.listdir("/proc/self/fd"))
     asking = asyncio.create_task(portal.connect(80, "127.0.0.1"))
     request = await villain.asked()
     directory = os.open("/", os.O_RDONLY)
-    villain.send({"i": request["i"], "r": None}, {"directory": [directory], "nothing": [], "two": [directory] * 2}[what])
+    villain.send(
+        {"i": request["i"], "r": None}, {"directory": [directory], "nothing": [], "two": [directory] * 2}[what]
+    )
     os.close(directory)
     with pytest.raises(OSError, match="not the descriptor"):
         await asking

@@ -180,6 +180,7 @@ class Registry:
         return await self._store.events(info.id, after, limit)
 
     async def remove_image(self, name: str) -> None:
+        await self.provider.require_image(name)
         count = await self._store.count_by_image(name)
         if count:
             raise ImageInUseError(

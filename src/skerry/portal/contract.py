@@ -2,7 +2,8 @@
 
 Four verbs (spawn, open, connect, listen) and the few path operations that have no descriptor. Paths are resolved by
 the kernel *inside* the sandbox; only descriptors cross. Everything above (sessions, files, processes) is written
-against this contract and runs unchanged on every implementation; ``tests/portal/test_contract.py`` holds them all to it.
+against this contract and runs unchanged on every implementation, and ``tests/portal/test_contract.py`` holds all of
+them to it.
 
 Errors of the file system are raised as plain ``OSError`` with the errno of the sandbox; a portal that is gone raises
 ``SandboxLostError``.
@@ -11,7 +12,7 @@ Errors of the file system are raised as plain ``OSError`` with the errno of the 
 from __future__ import annotations
 
 import socket
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -45,13 +46,17 @@ class Child(Protocol):
         ...
 
     async def kill(
-        self, signal: int, *, tree: bool = True, since: float | None = None, spare_root: bool = False
+        self, signal: int, *, tree: bool = True, spare: Collection[int] = (), spare_root: bool = False
     ) -> int:
         """Signal the process and all that descends from it; how many were signalled.
 
-        ``since`` (seconds on the boot clock) restricts it to descendants that were started after that, ``spare_root``
-        leaves the process itself alone. Together they end one command of a shell that lives on.
+        ``spare`` names direct children to leave alone, with all that descends from them; ``spare_root`` leaves the
+        process itself alone. Together they end one command of a shell that lives on.
         """
+        ...
+
+    async def children(self) -> Sequence[int]:
+        """The pids of its direct children now."""
         ...
 
 

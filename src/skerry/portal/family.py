@@ -1,4 +1,7 @@
-"""Process trees as /proc shows them: finding and signalling everything that descends from a process."""
+"""Process trees as /proc shows them: finding and signalling everything that descends from a process.
+
+Also runs inside sandboxes, under init.py, so it takes nothing but the standard library.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,10 @@ import errno
 import os
 import signal
 import time
+
+TYPE_CHECKING = False  # importing typing costs more than everything else here
+if TYPE_CHECKING:
+    from collections.abc import Collection
 
 DEAD = (b"Z", b"X")
 LOOKS = 10
@@ -49,35 +56,35 @@ class Family:
         self.start = start
         self._seen: dict[int, int] = {}
 
-    def members(self, since: int | None = None, spare_root: bool = False) -> list[int]:
+    def members(self, spare: Collection[int] = (), spare_root: bool = False) -> list[int]:
         processes = alive()
         self._seen = {
             pid: start for pid, start in self._seen.items() if pid in processes and processes[pid][2] == start
         }
         rooted = self.root in processes and processes[self.root][2] == self.start
-        children: dict[int, list[int]] = {}
+        below: dict[int, list[int]] = {}
         for pid, (parent, _, _) in processes.items():
-            children.setdefault(parent, []).append(pid)
+            below.setdefault(parent, []).append(pid)
         if rooted:
-            frontier = children.get(self.root, [])
+            frontier = below.get(self.root, [])
         else:
             session = [] if self.root in processes else [p for p, (_, sid, _) in processes.items() if sid == self.root]
             frontier = [*session, *self._seen]
         # A job that an earlier command left behind in this shell is not part of a later one, nor are its children.
-        frontier = [pid for pid in frontier if since is None or processes[pid][2] >= since]
+        frontier = [pid for pid in frontier if pid not in spare]
         chosen: set[int] = set()
         while frontier:
             pid = frontier.pop()
             if pid not in chosen and pid != self.root:
                 chosen.add(pid)
-                frontier += children.get(pid, [])
+                frontier += below.get(pid, [])
         self._seen.update({pid: processes[pid][2] for pid in chosen})
         return [*chosen, self.root] if rooted and not spare_root else list(chosen)
 
-    def signal(self, number: int, since: int | None = None, spare_root: bool = False) -> int:
-        return sum(send(pid, number) for pid in self.members(since, spare_root))
+    def signal(self, number: int, spare: Collection[int] = (), spare_root: bool = False) -> int:
+        return sum(send(pid, number) for pid in self.members(spare, spare_root))
 
-    def kill(self, since: int | None = None, spare_root: bool = False) -> int:
+    def kill(self, spare: Collection[int] = (), spare_root: bool = False) -> int:
         """Everything is stopped before anything is killed: a parent that dies first lets its children slip away.
 
         The root goes last, because those whose parent ends become its children. A look that finds nobody proves little
@@ -86,10 +93,10 @@ class Family:
         ending = not spare_root and self._is_rooted()
         if ending:
             send(self.root, signal.SIGSTOP)
-        killed = set(self._kill(self.members(since, spare_root=True)))
+        killed = set(self._kill(self.members(spare, spare_root=True)))
         found_none, deadline = 0, time.monotonic() + PATIENCE
         while found_none < LOOKS and time.monotonic() < deadline:
-            fresh = [pid for pid in self._descendants(since) if pid not in killed]
+            fresh = [pid for pid in self._descendants(spare) if pid not in killed]
             found_none = 0 if fresh else found_none + 1
             killed.update(self._kill(fresh))
         if ending:
@@ -108,24 +115,24 @@ class Family:
         except ProcessLookupError:
             return False
 
-    def _descendants(self, since: int | None) -> list[int]:
+    def _descendants(self, spare: Collection[int]) -> list[int]:
         """Those alive below the root, found from parent to child, which is much faster than reading all of /proc."""
         found: list[int] = []
         frontier = [self.root] if self._is_rooted() else []
         while frontier:
             parent = frontier.pop()
-            for pid in _children(parent):
+            for pid in children(parent):
                 try:
-                    start = process(pid, alive=True)[2]
+                    process(pid, alive=True)
                 except ProcessLookupError:
                     continue
-                if parent != self.root or since is None or start >= since:
+                if parent != self.root or pid not in spare:
                     found.append(pid)
                     frontier.append(pid)
         return found
 
 
-def _children(pid: int) -> list[int]:
+def children(pid: int) -> list[int]:
     found: list[int] = []
     try:
         for thread in os.listdir(f"/proc/{pid}/task"):

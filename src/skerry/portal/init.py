@@ -160,64 +160,25 @@ def resize(master: int, columns: int, rows: int) -> None:
     fcntl.ioctl(master, TIOCSWINSZ, packed([rows, columns, 0, 0], 2))
 
 
-def table() -> dict[int, tuple[int, int]]:
-    """pid → (parent, start in clock ticks), of everything that is not a zombie."""
-    found = {}
-    for name in os.listdir("/proc"):
-        if name.isdigit():
-            try:
-                with open("/proc/" + name + "/stat", "rb") as file:
-                    fields = file.read().rsplit(b")", 1)[1].split()
-            except (OSError, IndexError):
-                continue
-            if fields[0] != b"Z":
-                found[int(name)] = (int(fields[1]), int(fields[19]))
-    return found
+def families() -> Any:
+    """The module that knows process trees, beside this file; loaded when something is first to be killed."""
+    here = os.path.dirname(__file__)
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    import family  # type: ignore[import-not-found]
+
+    return family
 
 
-def family(root: int, since: int | None, spare: bool) -> list[int]:
-    processes = table()
-    members = [] if spare or root not in processes else [root]
-    frontier = [root]
-    while frontier:
-        parent = frontier.pop()
-        for pid, (ppid, start) in processes.items():
-            # A job that an earlier command left behind in this shell is not part of this one.
-            if ppid == parent and not (parent == root and since is not None and start < since):
-                members.append(pid)
-                frontier.append(pid)
-    return members
-
-
-def kill(root: int, signal: int, tree: bool, since: int | None, spare: bool) -> int:
+def kill(root: int, signal: int, tree: bool, spare: list[int], spare_root: bool) -> int:
     if not tree:
         os.kill(root, signal)
         return 1
-    if signal != _signal.SIGKILL:
-        members = family(root, since, spare)
-        for pid in members:
-            signalled(pid, signal)
-        return len(members)
-    # Stop everything before killing anything: a parent that is killed first lets its children slip away, and one
-    # that still runs may fork faster than this loop reads /proc.
-    seen: set[int] = set()
-    for _ in range(100):
-        fresh = [pid for pid in family(root, since, spare) if pid not in seen]
-        if not fresh:
-            break
-        for pid in fresh:
-            signalled(pid, _signal.SIGSTOP)
-        seen.update(fresh)
-    for pid in seen:
-        signalled(pid, _signal.SIGKILL)
-    return len(seen)
-
-
-def signalled(pid: int, signal: int) -> None:
-    try:
-        os.kill(pid, signal)
-    except ProcessLookupError:
-        pass
+    module = families()
+    members = module.Family(root, module.process(root)[2])
+    if signal == _signal.SIGKILL:
+        return int(members.kill(spare, spare_root))
+    return int(members.signal(signal, spare, spare_root))
 
 
 # -- files -------------------------------------------------------------------------------------------------------------
@@ -310,9 +271,10 @@ def perform(request: dict[str, Any], fds: list[int], children: dict[int, int]) -
         children[pid] = request["i"]
         return pid, [] if master is None else [master]
     if op == "kill":
-        since = request["since"]
-        ticks = None if since is None else int(since * os.sysconf("SC_CLK_TCK"))
-        return kill(request["pid"], request["signal"], request["tree"], ticks, request["spare"]), []
+        spare, spare_root = request["spare"], request["spare_root"]
+        return kill(request["pid"], request["signal"], request["tree"], spare, spare_root), []
+    if op == "children":
+        return families().children(request["pid"]), []
     if op == "stat":
         path = request["path"]
         return entry(os.path.basename(path), path, request["follow"]), []

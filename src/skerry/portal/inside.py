@@ -19,20 +19,19 @@ import sys
 import tempfile
 import termios
 import threading
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
 from skerry.errors import SandboxLostError, UnsupportedError
 from skerry.portal.contract import Portal, Stat
-from skerry.portal.family import Family, process, send
+from skerry.portal.family import Family, children, process, send
 
 PR_SET_CHILD_SUBREAPER = 36
 ENTRIES = 1_000_000
 
 T = TypeVar("T")
 _libc = ctypes.CDLL(None, use_errno=True)
-_ticks = os.sysconf("SC_CLK_TCK")
 
 
 class InsidePortal:
@@ -332,12 +331,11 @@ class InsideChild:
         return await asyncio.shield(self._ended)
 
     async def kill(
-        self, signal: int, *, tree: bool = True, since: float | None = None, spare_root: bool = False
+        self, signal: int, *, tree: bool = True, spare: Collection[int] = (), spare_root: bool = False
     ) -> int:
-        ticks = None if since is None else int(since * _ticks)
-        return await _finished(self._kill, signal, tree, ticks, spare_root)
+        return await _finished(self._kill, signal, tree, spare, spare_root)
 
-    def _kill(self, number: int, tree: bool, since: int | None, spare_root: bool) -> int:
+    def _kill(self, number: int, tree: bool, spare: Collection[int], spare_root: bool) -> int:
         if not tree:
             try:
                 alive = process(self.pid)[2] == self._family.start
@@ -345,8 +343,11 @@ class InsideChild:
                 alive = False
             return int(alive and send(self.pid, number))
         if number == signal.SIGKILL:
-            return self._family.kill(since, spare_root)
-        return self._family.signal(number, since, spare_root)
+            return self._family.kill(spare, spare_root)
+        return self._family.signal(number, spare, spare_root)
+
+    async def children(self) -> list[int]:
+        return children(self.pid)
 
     def _reap(self) -> None:
         pid, status = os.waitpid(self.pid, os.WNOHANG)

@@ -14,7 +14,7 @@ import os
 import signal
 import socket
 import stat
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from skerry.errors import SandboxLostError, UnsupportedError
@@ -38,17 +38,23 @@ class SocketChild:
         return await asyncio.shield(self._exit)
 
     async def kill(
-        self, signal: int, *, tree: bool = True, since: float | None = None, spare_root: bool = False
+        self, signal: int, *, tree: bool = True, spare: Collection[int] = (), spare_root: bool = False
     ) -> int:
         if self._exit.done():
             return 0
         try:
             count, _ = await self._portal.request(
-                "kill", pid=self.pid, signal=int(signal), tree=tree, since=since, spare=spare_root
+                "kill", pid=self.pid, signal=int(signal), tree=tree, spare=list(spare), spare_root=spare_root
             )
         except ProcessLookupError:
             return 0
         return int(count)
+
+    async def children(self) -> list[int]:
+        pids, _ = await self._portal.request("children", pid=self.pid)
+        if not isinstance(pids, list) or any(type(pid) is not int for pid in pids):
+            raise OSError(errno.EPROTO, "children that are no processes")
+        return pids
 
     def _ended(self, returncode: int) -> None:
         if not self._exit.done():
@@ -295,6 +301,8 @@ class SocketPortal:
         return sock
 
     async def listen(self, port: int, accept: Callable[[socket.socket], Awaitable[None]]) -> SocketListener:
+        if port == 0:
+            raise OSError(errno.EINVAL, "A port to listen on must be named.")
         _, fds = await self.request("listen", port=port)
         sock = socket.socket(fileno=_only(fds, stat.S_ISSOCK))
         sock.setblocking(False)

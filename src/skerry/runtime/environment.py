@@ -18,6 +18,7 @@ DEFAULTS = {
 }
 WORKSPACE = "/workspace"
 
+_ID = re.compile(r"[A-Za-z0-9._:@-]{1,128}\Z")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 
 
@@ -29,6 +30,13 @@ def check_env(env: Mapping[str, str | None]) -> None:
                 hint="Use letters, digits and underscores, not beginning with a digit.",
             )
         check_text(value or "", f"The value of {name}")
+
+
+def check_id(id: str, what: str) -> None:
+    if not _ID.match(id):
+        raise InvalidRequestError(
+            f"{id[:200]!r} is not an id {what} can have.", hint="Use 1 to 128 letters, digits and . _ : @ -."
+        )
 
 
 def check_text(text: str, what: str) -> None:

@@ -36,7 +36,7 @@ from skerry.models import (
 from skerry.portal.contract import Child, Portal
 from skerry.runtime.capture import Pump
 from skerry.runtime.commands import end_tree, spawn_command, spawn_failure
-from skerry.runtime.environment import check_cwd, check_env, check_text, merged
+from skerry.runtime.environment import check_cwd, check_env, check_id, check_text, merged
 from skerry.runtime.journal import Journal
 from skerry.runtime.output import pipe, write_all
 from skerry.runtime.ports import port_opens
@@ -91,9 +91,9 @@ class Processes:
         for word in (request.command, *(request.args or ())):
             check_text(word, "The command")
         id = request.process_id or f"proc_{int(time.time() * 1000)}_{secrets.token_hex(3)}"
-        check_text(id, "The process id")
-        if id in self._processes or len(id) > 128:
-            raise ProcessExistsError(f"Process {id!r} already exists, or its id is longer than 128 characters.")
+        check_id(id, "a process")
+        if id in self._processes:
+            raise ProcessExistsError(f"Process {id!r} already exists.", hint="Choose another id, or none.")
         session = self._sessions.find(request.session or DEFAULT)
         info = ProcessInfo(
             id=id,

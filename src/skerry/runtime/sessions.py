@@ -12,7 +12,6 @@ from collections.abc import Callable, Mapping, Sequence
 from skerry.errors import (
     ConflictError,
     FileNotFoundInSandboxError,
-    InvalidRequestError,
     SandboxLostError,
     SessionExistsError,
     SessionNotFoundError,
@@ -22,11 +21,10 @@ from skerry.errors import (
 from skerry.models import CreateSession, SessionInfo, now
 from skerry.portal.contract import Portal
 from skerry.runtime.capture import Capture, Pump
-from skerry.runtime.environment import DEFAULTS, WORKSPACE, check_cwd, check_env, check_text, merged
+from skerry.runtime.environment import DEFAULTS, WORKSPACE, check_cwd, check_env, check_id, merged
 from skerry.runtime.shell import Outcome, Shell, Task
 
 DEFAULT = "default"
-MAX_ID = 128
 
 
 class Session:
@@ -154,9 +152,7 @@ class Sessions:
 
     async def create(self, request: CreateSession) -> SessionInfo:
         id = request.id or f"session-{int(time.time() * 1000)}-{secrets.token_hex(3)}"
-        if len(id) > MAX_ID:
-            raise InvalidRequestError(f"A session's id has at most {MAX_ID} characters.")
-        check_text(id, "The session's id")
+        check_id(id, "a session")
         check_env(request.env)
         check_cwd(request.cwd)
         if id in self._sessions or id == DEFAULT:

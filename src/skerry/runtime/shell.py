@@ -16,7 +16,6 @@ import fcntl
 import os
 import signal
 import stat
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -33,7 +32,7 @@ GRACE = 1.0
 
 _LOOP = r"""
 builtin export -n __skerry
-builtin trap 'builtin return 124' RTMIN+9
+builtin trap 'builtin return 124 2>/dev/null' RTMIN+9
 while builtin read -r -u 8 __skerry_step __skerry_in; do
   { builtin . "$__skerry/$__skerry_step"; } <"$__skerry_in" >"$__skerry/out" 2>"$__skerry/err" 8<&- 9>&-
   builtin printf '%s\n' "$?" >&9
@@ -133,6 +132,7 @@ class Shell:
         self._prepared: asyncio.Task[tuple[int, int]] | None = None
         self._recovery: asyncio.Task[None] | None = None
         self._abandoned: set[Pump] = set()
+        self._earlier: Sequence[int] = ()
 
     async def start(self, *, env: Mapping[str, str], cwd: str) -> None:
         portal = self._portal
@@ -190,7 +190,6 @@ class Shell:
         self._pumps = pumps
         if on_start is not None:
             on_start(pumps)
-        began = time.clock_gettime(time.CLOCK_BOOTTIME)
         outcome: Outcome | None = None
         try:
             await write_all(self._orders, order)
@@ -198,10 +197,10 @@ class Shell:
                 async with asyncio.timeout(timeout):
                     outcome = await self._finish()
             except TimeoutError:
-                await self._interrupt(began)
+                await self._interrupt()
                 outcome = Outcome(TIMED_OUT, timed_out=True, shell_ended=not self.alive)
         except asyncio.CancelledError:
-            self._recovery = asyncio.get_running_loop().create_task(self._recover(began, pumps))
+            self._recovery = asyncio.get_running_loop().create_task(self._recover(pumps))
             raise
         self._settle(pumps)
         if self.alive:
@@ -265,12 +264,12 @@ class Shell:
                 pump.ended.add_done_callback(lambda _, p=pump: self._abandoned.discard(p))  # type: ignore[misc]
         self._pumps = []
 
-    async def _interrupt(self, began: float) -> None:
+    async def _interrupt(self) -> None:
         """End the command's whole tree: politely, then not; bash itself only if nothing else helps."""
-        # First bash, which acts on it when its foreground child is gone; then the children.
-        await self._child.kill(UNWIND, tree=False)
         for how in (signal.SIGTERM, signal.SIGKILL):
-            await self._child.kill(how, since=began, spare_root=True)
+            # First bash, which acts on it when its foreground child is gone; then the children.
+            await self._child.kill(UNWIND, tree=False)
+            await self._child.kill(how, spare=self._earlier, spare_root=True)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(GRACE):
                     await self._finish()
@@ -279,13 +278,13 @@ class Shell:
             await self._child.kill(signal.SIGKILL)
             await self._ended()
         if self.alive:
-            await self._child.kill(signal.SIGKILL, since=began, spare_root=True)
+            await self._child.kill(signal.SIGKILL, spare=self._earlier, spare_root=True)
 
-    async def _recover(self, began: float, pumps: Sequence[Pump]) -> None:
+    async def _recover(self, pumps: Sequence[Pump]) -> None:
         try:
             for pump in pumps:
                 pump.abandon()
-            await self._interrupt(began)
+            await self._interrupt()
         except SandboxLostError:
             self.alive = False
         for pump in pumps:
@@ -300,6 +299,8 @@ class Shell:
         self._prepared = asyncio.get_running_loop().create_task(self._fifos())
 
     async def _fifos(self) -> tuple[int, int]:
+        # Jobs that earlier commands left behind in this shell are not part of the next one.
+        self._earlier = await self._child.children()
         out = await self._fifo("out")
         try:
             return out, await self._fifo("err")

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import errno
 import os
-
 from typing import Any
 
 from skerry.errors import HostUnfitError

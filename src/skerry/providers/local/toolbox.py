@@ -24,7 +24,7 @@ from skerry.errors import HostUnfitError
 INSIDE = "/run/skerry"
 SCRATCH = f"{INSIDE}/scratch"
 PYTHON = f"{INSIDE}/python/bin/python3"
-SCRIPTS = ("init.py", "tools.py")
+SCRIPTS = ("init.py", "family.py", "tools.py")
 EXTENSIONS = ("_ctypes", "_socket", "select", "_json", "fcntl", "_struct", "zlib", "_bz2", "_lzma", "grp", "termios")
 
 

@@ -1,0 +1,187 @@
+"""The rival most people know: a Docker engine of the bench's own, with an image of the bench's own."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from tests.bench.samples import reason
+
+INSTALL = "apt-get install docker.io mmdebstrap"
+IMAGE = "skerry-bench"
+PATIENCE = 30.0
+
+
+class NoEngineError(Exception):
+    """There is no engine to compare with; the message says why."""
+
+
+class Engine:
+    def __init__(self, scratch: Path) -> None:
+        self._place = scratch / "docker"
+        self._cgroup = f"skerry-bench-{os.getpid()}"
+        self._process: subprocess.Popen[bytes] | None = None
+        self._docker = shutil.which("docker")
+        kept = {name: value for name, value in os.environ.items() if not name.startswith("DOCKER_")}
+        self._env = kept | {"DOCKER_HOST": f"unix://{self._place}/socket", "DOCKER_CONFIG": f"{self._place}/client"}
+        self._containers: list[str] = []
+
+    def start(self) -> None:
+        daemon = shutil.which("dockerd", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin")
+        if daemon is None or self._docker is None or shutil.which("mmdebstrap") is None:
+            raise NoEngineError(INSTALL)
+        if os.geteuid() != 0:
+            raise NoEngineError("only root can start one")
+        self._place.mkdir()
+        (self._place / "daemon.json").write_text("{}")
+        options = {
+            "config-file": self._place / "daemon.json",
+            "data-root": self._place / "data",
+            "exec-root": self._place / "exec",
+            "pidfile": self._place / "pid",
+            "host": self._env["DOCKER_HOST"],
+            # The host's network stays as it is; containers run with --network none.
+            "bridge": "none",
+            "iptables": "false",
+            "ip6tables": "false",
+            "ip-forward": "false",
+            "ip-masq": "false",
+            "exec-opt": "native.cgroupdriver=cgroupfs",
+            "cgroup-parent": f"/{self._cgroup}",
+            # Should it find a containerd of the system's, it must not meet another engine's containers there.
+            "containerd-namespace": self._cgroup,
+            "containerd-plugins-namespace": f"{self._cgroup}-plugins",
+        }
+        with open(self._place / "log", "wb") as log:
+            self._process = subprocess.Popen(
+                [daemon, *(f"--{name}={value}" for name, value in options.items())],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+        until = time.monotonic() + PATIENCE
+        while not self._answers():
+            if self._process.poll() is not None or time.monotonic() > until:
+                lines = (self._place / "log").read_text(errors="replace").splitlines() or ["it did not answer"]
+                raise NoEngineError(lines[-1][-160:])
+            time.sleep(0.05)
+        self._call("import", str(_image()), IMAGE)
+
+    def stop(self) -> None:
+        try:
+            if self._process is not None:
+                if self._containers:
+                    with suppress(subprocess.SubprocessError):
+                        self._call("rm", "--force", *self._containers)
+                self._process.terminate()
+                try:
+                    self._process.wait(PATIENCE)
+                except subprocess.TimeoutExpired:
+                    self._process.kill()
+                    self._process.wait()
+        finally:
+            _unmount_below(self._place)
+            shutil.rmtree(self._place, ignore_errors=not self._place.exists())
+            for group in [*Path("/sys/fs/cgroup").glob(f"*/{self._cgroup}"), Path("/sys/fs/cgroup", self._cgroup)]:
+                _remove_cgroup(group)
+
+    def storage(self) -> str:
+        return self._call("info", "--format", "{{.ServerVersion}} with {{.Driver}}").strip()
+
+    def run(self, *command: str) -> tuple[float, float]:
+        """`docker run --rm`: milliseconds to the first output, and to its end."""
+        argv = [*self._line("run"), "--rm", "--pull=never", "--network=none", IMAGE, *command]
+        start = time.perf_counter()
+        with subprocess.Popen(argv, env=self._env, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+            assert process.stdout is not None
+            assert process.stderr is not None
+            process.stdout.read(1)
+            output = time.perf_counter() - start
+            said = process.stderr.read()
+            process.wait()
+            end = time.perf_counter() - start
+        if process.returncode:
+            raise subprocess.CalledProcessError(process.returncode, argv, stderr=said)
+        return output * 1000, end * 1000
+
+    def container(self) -> str:
+        """A container that does nothing, for as long as the engine runs."""
+        id = self._call("run", "--detach", "--pull=never", "--network=none", IMAGE, "sleep", "infinity").strip()
+        self._containers.append(id)
+        return id
+
+    def execute(self, container: str, *command: str) -> str:
+        return self._call("exec", container, *command)
+
+    def processes(self, container: str) -> list[int]:
+        """The container's process and the shim that watches over it."""
+        pid = int(self._call("inspect", "--format", "{{.State.Pid}}", container))
+        return [pid, int(Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[1])]
+
+    def _answers(self) -> bool:
+        return subprocess.run(self._line("version"), env=self._env, capture_output=True, check=False).returncode == 0
+
+    def _call(self, *arguments: str) -> str:
+        done = subprocess.run(self._line(*arguments), env=self._env, capture_output=True, text=True, check=True)
+        return done.stdout
+
+    def _line(self, *arguments: str) -> list[str]:
+        assert self._docker is not None
+        return [self._docker, *arguments]
+
+
+@contextmanager
+def engine(scratch: Path) -> Iterator[Engine | str]:
+    """A running engine, or the reason why there is none."""
+    made = Engine(scratch)
+    try:
+        try:
+            made.start()
+        except NoEngineError as error:
+            yield f"no engine: {error}"
+        except (OSError, subprocess.SubprocessError) as error:
+            yield f"no engine: {reason(error)}"
+        else:
+            yield made
+    finally:
+        made.stop()
+
+
+def _image() -> Path:
+    """The tarball of a minimal Debian, made once and kept."""
+    cache = os.environ.get("XDG_CACHE_HOME")
+    place = Path(cache, "skerry-bench") if cache else Path(f"/tmp/skerry-bench-{os.geteuid()}")
+    place.mkdir(parents=True, exist_ok=True, mode=0o700)
+    if place.stat().st_uid != os.geteuid() or place.is_symlink():
+        raise NoEngineError(f"{place} belongs to someone else")
+    tarball = place / "minbase.tar"
+    if not tarball.exists():
+        fresh = place / f"{os.getpid()}.tar"
+        try:
+            subprocess.run(
+                ["mmdebstrap", "--variant=minbase", "stable", fresh], stdin=subprocess.DEVNULL, capture_output=True, check=True
+            )
+            fresh.rename(tarball)
+        finally:
+            fresh.unlink(missing_ok=True)
+    return tarball
+
+
+def _unmount_below(place: Path) -> None:
+    targets = [line.split()[1] for line in Path("/proc/self/mounts").read_text().splitlines()]
+    for target in reversed(targets):
+        if target.startswith(f"{place}/"):
+            subprocess.run(["umount", "--lazy", target], check=False)
+
+
+def _remove_cgroup(group: Path) -> None:
+    if group.is_dir():
+        for child in group.iterdir():
+            _remove_cgroup(child)
+        group.rmdir()

@@ -1,0 +1,91 @@
+"""The server under measurement, in a process of its own, and what its sandboxes weigh."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from skerry.providers.local.idmap import IdMap
+from skerry.providers.local.trees import remove_tree
+from tests.servers import Server
+
+_PROGRAM = """
+import sys
+from pathlib import Path
+from skerry.server.serve import run
+from skerry.settings import Settings
+settings = Settings(home=Path(sys.argv[1]), port=0, warm_pool=int(sys.argv[2]))
+run(settings, on_ready=lambda url: print(url, flush=True))
+"""
+
+
+class Service(Server):
+    def __init__(self, home: Path, warm_pool: int) -> None:
+        super().__init__(home)
+        self.warm_pool = warm_pool
+
+    def start(self) -> Service:
+        argv = [sys.executable, "-c", _PROGRAM, str(self.home), str(self.warm_pool)]
+        # In a session of its own, so that Ctrl-C reaches the bench alone, which then stops the server.
+        self.process = subprocess.Popen(argv, stdout=subprocess.PIPE, text=True, start_new_session=True)
+        assert self.process.stdout is not None
+        self.url = self.process.stdout.readline().strip()
+        if not self.url:
+            raise OSError("The server did not start.")
+        return self
+
+    def sandbox_processes(self) -> set[int]:
+        """Everything below the launcher, which is the server's only child."""
+        return {pid for pid in self.family() if _parent(pid) != self.process.pid}
+
+    def await_pool(self, patience: float = 20) -> None:
+        """Until every machine of the pool has its shell; only with no sandbox in use."""
+        until = time.monotonic() + patience
+        while sum(_name(pid) == "bash" for pid in self.sandbox_processes()) != self.warm_pool:
+            if time.monotonic() > until:
+                raise OSError("The warm pool was not refilled.")
+            time.sleep(0.01)
+        time.sleep(0.05)
+
+
+@contextmanager
+def service(scratch: Path, name: str, warm_pool: int = 0) -> Iterator[Service]:
+    server = Service(scratch / name, warm_pool)
+    try:
+        yield server.start()
+    finally:
+        try:
+            server.stop()
+        except subprocess.TimeoutExpired:
+            server.kill()
+        remove_tree(server.home, IdMap.detect())
+
+
+def proportional_megabytes(pids: Iterable[int]) -> float:
+    """PSS: memory that several processes share counts once, split among them."""
+    total = 0
+    for pid in pids:
+        try:
+            rollup = Path(f"/proc/{pid}/smaps_rollup").read_text()
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        total += next(int(line.split()[1]) for line in rollup.splitlines() if line.startswith("Pss:"))
+    return total * 1024 / 1e6
+
+
+def _name(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/comm").read_text().strip()
+    except (FileNotFoundError, ProcessLookupError):
+        return ""
+
+
+def _parent(pid: int) -> int:
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[1])
+    except (FileNotFoundError, ProcessLookupError):
+        return 0
