@@ -84,7 +84,7 @@ def synchronise(source: str) -> str:
 def tidy(source: str, path: Path) -> str:
     """As ruff would have it: shorter names join lines and change the order of imports."""
     ours = ["--config", 'lint.isort.known-first-party = ["skerry"]']
-    fix = ["check", "--select", "I,SIM117,UP028", "--fix", "--unsafe-fixes", "--quiet", *ours]
+    fix = ["check", "--select", "I,UP028", "--fix", "--unsafe-fixes", "--quiet", *ours]
     for command in (fix, ["format", "--quiet"]):
         done = subprocess.run(
             [sys.executable, "-m", "ruff", *command, "--stdin-filename", str(path), "-"],

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
+import os
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
@@ -18,6 +20,17 @@ from skerry.runtime.runtime import Runtime
 from skerry.settings import Settings
 
 _numbers = itertools.count(1)
+
+
+async def descriptors(at_most: int | None = None) -> int:
+    """How many this process has open; given a bound, waits for work in the background (deletions, the next command's
+    FIFOs) to get below it."""
+    for _ in range(100):
+        await asyncio.sleep(0.05)
+        count = len(os.listdir("/proc/self/fd"))
+        if at_most is None or count <= at_most:
+            break
+    return count
 
 
 async def nobody(*_: object) -> None:

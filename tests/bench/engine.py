@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import shutil
 import subprocess
 import time
@@ -164,13 +165,18 @@ def _image() -> Path:
     if not tarball.exists():
         fresh = place / f"{os.getpid()}.tar"
         try:
-            subprocess.run(
-                ["mmdebstrap", "--variant=minbase", "stable", fresh], stdin=subprocess.DEVNULL, capture_output=True, check=True
-            )
+            line = ["mmdebstrap", "--variant=minbase", _suite(), str(fresh)]
+            subprocess.run(line, stdin=subprocess.DEVNULL, capture_output=True, check=True)
             fresh.rename(tarball)
         finally:
             fresh.unlink(missing_ok=True)
     return tarball
+
+
+def _suite() -> str:
+    """The host's own Debian, whose keys it has; else the current one."""
+    release = platform.freedesktop_os_release()
+    return release.get("VERSION_CODENAME", "stable") if release["ID"] == "debian" else "stable"
 
 
 def _unmount_below(place: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import time
 from collections.abc import Awaitable, Callable
 
@@ -20,6 +19,7 @@ from skerry.errors import (
 )
 from skerry.models import CreateSession, ExecRequest, ExecResult, StartProcess
 from skerry.runtime.runtime import Runtime
+from tests.machines import descriptors
 
 Sh = Callable[..., Awaitable[ExecResult]]
 
@@ -293,14 +293,15 @@ async def test_a_reader_that_stops_slows_only_its_own_command(runtime: Runtime, 
 
 
 async def test_commands_leave_no_descriptors_behind(sh: Sh) -> None:
-    await sh("true")
-    await sh("true", session=None)
-    await asyncio.sleep(0.1)  # the next command's FIFOs are opened after the answer to this one
-    before = len(os.listdir("/proc/self/fd"))
-    for _ in range(20):
-        await sh("echo x")
-        await sh("echo x", session=None, stdin="y")
-        await sh("exit 1")
-        await sh("sleep 9", timeout=10)
-    await asyncio.sleep(0.1)
-    assert len(os.listdir("/proc/self/fd")) <= before
+    async def some(count: int) -> None:
+        for _ in range(count):
+            await sh("echo x")
+            await sh("echo x", session=None, stdin="y")
+            await sh("exit 1")
+            await sh("sleep 9", timeout=10)
+
+    await some(3)
+    before = await descriptors()
+    await some(20)
+    assert await descriptors(before) <= before
+

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import ExitStack
 from typing import Any, Protocol
 
 import httpx
@@ -83,7 +84,8 @@ class AsyncWireFrames:
 
 
 class WireFrames:
-    def __init__(self, socket: Any) -> None:
+    def __init__(self, stack: ExitStack, socket: Any) -> None:
+        self._stack = stack
         self._socket = socket
 
     @classmethod
@@ -93,10 +95,11 @@ class WireFrames:
 
         options: dict[str, Any] = {"additional_headers": headers, "max_size": None}
         try:
-            socket = unix_connect(path, url, **options) if path else connect(url, **options)
+            stack = ExitStack()
+            socket = stack.enter_context(unix_connect(path, url, **options) if path else connect(url, **options))
         except (OSError, WebSocketException, TimeoutError) as error:
             raise _refused(url, error) from error
-        return cls(socket)
+        return cls(stack, socket)
 
     def send(self, frame: Frame) -> None:
         from websockets.exceptions import ConnectionClosed
@@ -117,7 +120,7 @@ class WireFrames:
         return frame
 
     def close(self) -> None:
-        self._socket.close()
+        self._stack.close()
 
 
 class _Socket:

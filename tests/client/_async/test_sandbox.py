@@ -70,9 +70,10 @@ async def test_an_existing_sandbox_is_used_if_the_options_describe_it(home: Path
         try:
             async with AsyncSandbox(first.id, home=home, env={"A": "1"}, labels={"for": "me"}) as second:
                 assert (await second.exec("echo $A")).stdout == "1\n"
-            async with AsyncSandbox(first.id, home=home, labels={"for": "you"}) as third:
-                with pytest.raises(SandboxExistsError, match="labels"):
-                    await third.exec("true")
+            third = AsyncSandbox(first.id, home=home, labels={"for": "you"})
+            with pytest.raises(SandboxExistsError, match="labels"):
+                await third.exec("true")
+            await third.aclose()
             with pytest.raises(SandboxExistsError):
                 await AsyncSandbox.create(first.id, home=home)
         finally:
