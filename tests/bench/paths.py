@@ -6,7 +6,6 @@ import asyncio
 import subprocess
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import skerry
 from tests.bench.engine import Engine
@@ -190,13 +189,13 @@ def transfer(stand: Stand) -> list[Row]:
             path.unlink(missing_ok=True)
         sandbox.delete_file("large")
     rows = []
-    for name, path, ours in (("upload", "a 100 MB file up", upload), ("download", "a 100 MB file down", download)):
+    for name, what, ours in (("upload", "a 100 MB file up", upload), ("download", "a 100 MB file down", download)):
         if ours.failure is not None or cp.samples is None:
-            rows.append(Row(name, path, "half of cp", failure=ours.failure or cp.failure))
+            rows.append(Row(name, what, "half of cp", failure=ours.failure or cp.failure))
             continue
         samples = Samples(ours.values)
         goals = [cp.samples.p50 / samples.p50 >= 0.5]
-        rows.append(Row(name, path, "half of cp: ≥ 0.5x", samples, rivals=[cp], goals=goals))
+        rows.append(Row(name, what, "half of cp: ≥ 0.5x", samples, rivals=[cp], goals=goals))
     return rows
 
 

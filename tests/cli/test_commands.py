@@ -180,7 +180,7 @@ def test_images_are_listed(skerry: Skerry) -> None:
 def test_help_names_every_command(skerry: Skerry) -> None:
     said = skerry("--help").stdout.decode()
     commands = "serve run exec shell ls ps logs cp rm image doctor demo create info stop start version"
-    for command in commands.split():  # noqa: SIM905
+    for command in commands.split():
         assert f"\n  {command} " in said
         assert skerry(command, "--help").returncode == 0
 

@@ -14,17 +14,22 @@ from skerry.client.endpoint import resolve
 
 FORK = """
 import os, sys
-from skerry import Sandbox
+from skerry import Sandbox, SandboxBusyError
 home = sys.argv[1]
-with Sandbox("parent", home=home, ephemeral=True) as parent:
-    print(parent.exec("echo parent").stdout, end="", flush=True)
-    child = os.fork()
-    if child == 0:
-        with Sandbox("child", home=home, ephemeral=True) as sandbox:
-            print(sandbox.exec("echo child").stdout, end="", flush=True)
-        sys.exit(0)
-    os.waitpid(child, 0)
-    print(parent.exec("echo parent again").stdout, end="", flush=True)
+parent = Sandbox("parent", home=home)
+print(parent.exec("echo parent").stdout, end="", flush=True)
+child = os.fork()
+if child == 0:
+    with Sandbox("child", home=home, ephemeral=True) as sandbox:
+        print(sandbox.exec("echo child").stdout, end="", flush=True)
+    try:
+        parent.exec("true")
+    except SandboxBusyError:
+        print("busy", flush=True)
+    sys.exit(0)
+os.waitpid(child, 0)
+print(parent.exec("echo parent again").stdout, end="", flush=True)
+parent.destroy()
 """
 
 LEAVE = """
@@ -77,7 +82,7 @@ async def test_an_async_client_shares_it_with_a_sync_one(home: Path) -> None:
 
 
 def test_a_forked_child_starts_its_own(tmp_path: Path) -> None:
-    assert script(FORK, tmp_path) == ["parent", "child", "parent again"]
+    assert script(FORK, tmp_path) == ["parent", "child", "busy", "parent again"]
 
 
 def test_leaving_python_ends_what_runs_and_keeps_the_files(tmp_path: Path) -> None:

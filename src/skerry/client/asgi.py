@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import os
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, MutableMapping
 from typing import Any, TypeVar, cast
@@ -30,14 +31,16 @@ class Host:
     def __init__(self, app: App, loop: asyncio.AbstractEventLoop) -> None:
         self.app = app
         self.loop = loop
+        self._process = os.getpid()
         self._calls: dict[asyncio.Task[None], Call] = {}
 
     def submit(self, work: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
-        try:
-            return asyncio.run_coroutine_threadsafe(work, self.loop)
-        except RuntimeError as error:
+        if self._process != os.getpid() or self.loop.is_closed():
             work.close()
-            raise httpx.ConnectError("The embedded server has been closed.") from error
+            raise httpx.ConnectError(
+                "The embedded server is closed, or belongs to the process this one was forked from."
+            )
+        return asyncio.run_coroutine_threadsafe(work, self.loop)
 
     def begin(self, call: Call, task: asyncio.Task[None]) -> None:
         self._calls[task] = call

@@ -90,7 +90,11 @@ async def run_once(
     pumps = [Pump(out, on_stdout), Pump(err, on_stderr)]
     if on_start is not None:
         on_start(pumps)
-    feeding = asyncio.get_running_loop().create_task(_feed(feed, task.stdin)) if task.stdin is not None else None
+    feeding = None
+    if task.stdin is not None:
+        feeding = asyncio.get_running_loop().create_task(_feed(feed, task.stdin))
+        # Not by the task itself: one that is cancelled before its first step would never get to it.
+        feeding.add_done_callback(lambda _: os.close(feed))
     try:
         try:
             async with asyncio.timeout(timeout):
@@ -113,12 +117,9 @@ async def run_once(
             pump.abandon()
 
 
-async def _feed(fd: int, data: bytes | None) -> None:
-    try:
-        with contextlib.suppress(BrokenPipeError):
-            await write_all(fd, data or b"")
-    finally:
-        os.close(fd)
+async def _feed(fd: int, data: bytes) -> None:
+    with contextlib.suppress(BrokenPipeError):
+        await write_all(fd, data)
 
 
 async def end_tree(child: Child, polite: int = signal.SIGTERM, grace: float = GRACE) -> None:

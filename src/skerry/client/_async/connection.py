@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -54,6 +55,7 @@ class AsyncConnection:
     def __init__(self, url: str | None = None, api_key: str | None = None, home: str | Path | None = None) -> None:
         self._target = (url, api_key, home)
         self._lock = AsyncLock()
+        self._process = os.getpid()
         self._endpoint: Endpoint | None = None
         self._client: httpx.AsyncClient | None = None
 
@@ -64,6 +66,9 @@ class AsyncConnection:
             return self._endpoint
 
     async def client(self) -> httpx.AsyncClient:
+        if self._process != os.getpid():
+            # A forked child: connections and the thread of an embedded server are its parent's.
+            self._process, self._lock, self._endpoint, self._client = os.getpid(), AsyncLock(), None, None
         if self._client is None:
             endpoint = await self.endpoint()
             if self._client is None:

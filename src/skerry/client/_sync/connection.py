@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -55,6 +56,7 @@ class Connection:
     def __init__(self, url: str | None = None, api_key: str | None = None, home: str | Path | None = None) -> None:
         self._target = (url, api_key, home)
         self._lock = Lock()
+        self._process = os.getpid()
         self._endpoint: Endpoint | None = None
         self._client: httpx.Client | None = None
 
@@ -65,6 +67,9 @@ class Connection:
             return self._endpoint
 
     def client(self) -> httpx.Client:
+        if self._process != os.getpid():
+            # A forked child: connections and the thread of an embedded server are its parent's.
+            self._process, self._lock, self._endpoint, self._client = os.getpid(), Lock(), None, None
         if self._client is None:
             endpoint = self.endpoint()
             if self._client is None:
