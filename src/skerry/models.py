@@ -240,7 +240,7 @@ class StartProcess(Request):
     timeout: float | None = Field(
         None, gt=0, description="Milliseconds.", validation_alias=AliasChoices("timeout", "timeoutMs", "timeout_ms")
     )
-    auto_cleanup: bool = True
+    auto_cleanup: bool = Field(True, description="Forget it some time after it ended, when there are very many.")
     encoding: Encoding = "utf-8"
 
 

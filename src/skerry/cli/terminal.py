@@ -45,7 +45,7 @@ def raw_mode() -> Iterator[None]:
         return
     before = termios.tcgetattr(0)
     try:
-        tty.setraw(0)
+        tty.setraw(0, termios.TCSADRAIN)  # what was typed before is not thrown away
         yield
     finally:
         termios.tcsetattr(0, termios.TCSADRAIN, before)

@@ -25,6 +25,18 @@ Progress = Callable[[int], None]
 
 def pack(root: Path, progress: Progress | None = None) -> Iterator[bytes]:
     """A tar of everything below ``root``, without its owner's name on it. Sockets, FIFOs and devices are left out."""
+    held: list[bytes] = []
+    size = 0
+    for piece in _members(root, progress):
+        held.append(piece)
+        size += len(piece)
+        if size >= _CHUNK:
+            yield b"".join(held)
+            held, size = [], 0
+    yield b"".join(held)
+
+
+def _members(root: Path, progress: Progress | None) -> Iterator[bytes]:
     with tarfile.TarFile(fileobj=io.BytesIO(), mode="w", format=tarfile.PAX_FORMAT) as tar:
         for path in _walk(root):
             member = tar.gettarinfo(path, path.relative_to(root).as_posix())

@@ -13,12 +13,10 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 
-@dataclass(frozen=True, slots=True)
-class Stat:
+class Stat(NamedTuple):
     """What ``lstat``/``stat`` said inside, with the owner as the sandbox sees it."""
 
     name: str

@@ -397,10 +397,11 @@ def _stat(entry: Any) -> Stat:
     if not isinstance(entry, list) or len(entry) != 8:
         raise OSError(errno.EPROTO, "a file entry of the wrong shape")
     name, mode, size, mtime, inode, uid, gid, target = entry
-    numbers = (mode, size, mtime, inode, uid, gid)
-    if not isinstance(name, str) or "/" in name or any(type(n) is not int or n < -(2**63) for n in numbers):
+    if type(name) is not str or "/" in name or not (target is None or type(target) is str):
         raise OSError(errno.EPROTO, "a file entry of the wrong shape")
-    return Stat(name, mode, size, mtime, inode, uid, gid, target if isinstance(target, str) else None)
+    if not (type(mode) is type(size) is type(mtime) is type(inode) is type(uid) is type(gid) is int):
+        raise OSError(errno.EPROTO, "a file entry of the wrong shape")
+    return Stat(name, mode, size, mtime, inode, uid, gid, target)
 
 
 def _only(fds: list[int], kind: Callable[[int], bool] | None) -> int:

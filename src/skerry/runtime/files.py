@@ -269,17 +269,17 @@ class Files:
             with errors_about(path):
                 entries = [(entry.name, entry) for entry in await self._portal.list(path)]
         prefix = path.rstrip("/") + "/"
-        return [
-            describe(entry, prefix + relative, relative)
+        return describe(
+            (entry, prefix + relative, relative)
             for relative, entry in sorted(entries, key=lambda pair: pair[0])
             if hidden or not entry.name.startswith(".")
-        ]
+        )
 
     async def stat(self, path: str) -> FileInfo:
         path = resolve(path, self._base)
         with errors_about(path):
             entry = await self._portal.stat(path, follow=False)
-        return describe(entry, path, posixpath.basename(path) or "/")
+        return describe([(entry, path, posixpath.basename(path) or "/")])[0]
 
     async def exists(self, path: str) -> bool:
         path = resolve(path, self._base)

@@ -6,9 +6,12 @@ import base64
 import os
 import posixpath
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from functools import cache, lru_cache
+
+from pydantic import TypeAdapter
 
 from skerry.errors import (
     DangerousPathError,
@@ -70,24 +73,43 @@ def errors_about(path: str) -> Iterator[None]:
         raise error_from_errno(error.errno or 0, shown(path)) from error
 
 
-def describe(entry: Stat, path: str, relative: str) -> FileInfo:
-    """An entry as the API shows it. Permissions are the owner's, and the owner is who commands run as."""
+_files = TypeAdapter(list[FileInfo])
+
+
+def describe(entries: Iterable[tuple[Stat, str, str]]) -> list[FileInfo]:
+    """Entries, each with its path and its path in the listing, as the API shows them; all at once, because a directory
+    may hold many thousands."""
+    return _files.validate_python([_facts(*entry) for entry in entries])
+
+
+def _facts(entry: Stat, path: str, relative: str) -> dict[str, object]:
+    """Permissions are the owner's, and the owner is who commands run as."""
     mode = entry.mode & 0o177777
     name = relative.rsplit("/", 1)[-1]
     text = shown(name)
-    return FileInfo(
-        name=text,
-        absolute_path=shown(path),
-        relative_path=shown(relative),
-        type=_type(mode),
-        size=entry.size,
-        modified_at=_time(entry.mtime_ns),
-        mode=stat.filemode(mode)[1:],
-        permissions=Permissions(
-            readable=bool(mode & stat.S_IRUSR), writable=bool(mode & stat.S_IWUSR), executable=bool(mode & stat.S_IXUSR)
-        ),
-        target=None if entry.target is None else shown(entry.target),
-        raw_name=None if text == name else base64.b64encode(os.fsencode(name)).decode(),
+    return {
+        "name": text,
+        "absolute_path": shown(path),
+        "relative_path": shown(relative),
+        "type": _type(mode),
+        "size": entry.size,
+        "modified_at": _time(entry.mtime_ns),
+        "mode": _letters(mode),
+        "permissions": _permissions(mode & stat.S_IRWXU),
+        "target": None if entry.target is None else shown(entry.target),
+        "raw_name": None if text == name else base64.b64encode(os.fsencode(name)).decode(),
+    }
+
+
+@lru_cache(maxsize=1024)
+def _letters(mode: int) -> str:
+    return stat.filemode(mode)[1:]
+
+
+@cache
+def _permissions(mode: int) -> Permissions:
+    return Permissions(
+        readable=bool(mode & stat.S_IRUSR), writable=bool(mode & stat.S_IWUSR), executable=bool(mode & stat.S_IXUSR)
     )
 
 

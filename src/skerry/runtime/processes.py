@@ -48,11 +48,12 @@ LINE_LIMIT = 1 << 16
 
 
 class Process:
-    def __init__(self, info: ProcessInfo, portal: Portal, encoding: str) -> None:
+    def __init__(self, info: ProcessInfo, portal: Portal, encoding: str = "utf-8", auto_cleanup: bool = True) -> None:
         self.info = info
         self.journal = Journal()
         self.ended = asyncio.Event()
         self.encoding = encoding
+        self.auto_cleanup = auto_cleanup
         self.portal = portal
         self.child: Child | None = None
         self.stdin = -1
@@ -76,7 +77,7 @@ class Processes:
         self._on_change = on_change
         self._processes: dict[str, Process] = {}
         for info in past:
-            self._processes[info.id] = Process(info, sessions.portal, "utf-8")
+            self._processes[info.id] = Process(info, sessions.portal)
             self._processes[info.id].journal.close()
             self._processes[info.id].ended.set()
         self._tasks: set[asyncio.Future[None]] = set()
@@ -102,7 +103,7 @@ class Processes:
             start_time=now(),
             session_id=session.id,
         )
-        process = self._processes[id] = Process(info, session.portal, request.encoding)
+        process = self._processes[id] = Process(info, session.portal, request.encoding, request.auto_cleanup)
         try:
             cwd, exported = await session.state()
             await self._spawn(process, request, merged(exported, request.env), request.cwd or cwd)
@@ -195,7 +196,7 @@ class Processes:
         task.add_done_callback(self._tasks.discard)
 
     def _forget_old(self) -> None:
-        finished = [id for id, process in self._processes.items() if process.ended.is_set()]
+        finished = [id for id, process in self._processes.items() if process.ended.is_set() and process.auto_cleanup]
         for id in finished[: max(0, len(self._processes) - KEPT)]:
             self._processes.pop(id).journal.discard()
 
