@@ -62,7 +62,7 @@ def measure(names: list[str], *, quick: bool) -> Report:
             say(f"measuring {name}")
             report.rows += attempt(name, stand)
         if isinstance(rival, Engine):
-            report.notes.append(f"Docker {rival.storage()}, an image of Debian minbase, --network none.")
+            report.notes.append(f"Docker {rival.storage()} and an image of Debian minbase.")
     if {"exec", "stream"}.intersection(names):
         report.notes.append(ELSEWHERE)
     if busy > CORES / 2:

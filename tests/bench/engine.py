@@ -31,6 +31,7 @@ class Engine:
         kept = {name: value for name, value in os.environ.items() if not name.startswith("DOCKER_")}
         self._env = kept | {"DOCKER_HOST": f"unix://{self._place}/socket", "DOCKER_CONFIG": f"{self._place}/client"}
         self._containers: list[str] = []
+        self.bridged = False
 
     def start(self) -> None:
         daemon = shutil.which("dockerd", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin")
@@ -38,20 +39,25 @@ class Engine:
             raise NoEngineError(INSTALL)
         if os.geteuid() != 0:
             raise NoEngineError("only root can start one")
+        # In a network namespace of its own, so that the host gets neither a bridge nor rules; where that does not work,
+        # containers can only be without a network.
+        try:
+            self._start([_found("unshare"), "--net", daemon], {})
+            self.bridged = True
+        except NoEngineError:
+            self.stop()
+            self._start([daemon], {"bridge": "none", "iptables": "false", "ip6tables": "false", "ip-forward": "false"})
+        self._call("import", str(_image()), IMAGE)
+
+    def _start(self, line: list[str], network: dict[str, str]) -> None:
         self._place.mkdir()
         (self._place / "daemon.json").write_text("{}")
-        options = {
-            "config-file": self._place / "daemon.json",
-            "data-root": self._place / "data",
-            "exec-root": self._place / "exec",
-            "pidfile": self._place / "pid",
+        options = network | {
+            "config-file": f"{self._place}/daemon.json",
+            "data-root": f"{self._place}/data",
+            "exec-root": f"{self._place}/exec",
+            "pidfile": f"{self._place}/pid",
             "host": self._env["DOCKER_HOST"],
-            # The host's network stays as it is; containers run with --network none.
-            "bridge": "none",
-            "iptables": "false",
-            "ip6tables": "false",
-            "ip-forward": "false",
-            "ip-masq": "false",
             "exec-opt": "native.cgroupdriver=cgroupfs",
             "cgroup-parent": f"/{self._cgroup}",
             # Should it find a containerd of the system's, it must not meet another engine's containers there.
@@ -60,7 +66,7 @@ class Engine:
         }
         with open(self._place / "log", "wb") as log:
             self._process = subprocess.Popen(
-                [daemon, *(f"--{name}={value}" for name, value in options.items())],
+                [*line, *(f"--{name}={value}" for name, value in options.items())],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -72,7 +78,6 @@ class Engine:
                 lines = (self._place / "log").read_text(errors="replace").splitlines() or ["it did not answer"]
                 raise NoEngineError(lines[-1][-160:])
             time.sleep(0.05)
-        self._call("import", str(_image()), IMAGE)
 
     def stop(self) -> None:
         try:
@@ -86,6 +91,7 @@ class Engine:
                 except subprocess.TimeoutExpired:
                     self._process.kill()
                     self._process.wait()
+                self._process = None
         finally:
             _unmount_below(self._place)
             shutil.rmtree(self._place, ignore_errors=not self._place.exists())
@@ -95,9 +101,9 @@ class Engine:
     def storage(self) -> str:
         return self._call("info", "--format", "{{.ServerVersion}} with {{.Driver}}").strip()
 
-    def run(self, *command: str) -> tuple[float, float]:
+    def run(self, *command: str, network: str = "none") -> tuple[float, float]:
         """`docker run --rm`: milliseconds to the first output, and to its end."""
-        argv = [*self._line("run"), "--rm", "--pull=never", "--network=none", IMAGE, *command]
+        argv = [*self._line("run"), "--rm", "--pull=never", f"--network={network}", IMAGE, *command]
         start = time.perf_counter()
         with subprocess.Popen(argv, env=self._env, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
             assert process.stdout is not None
@@ -171,6 +177,13 @@ def _image() -> Path:
         finally:
             fresh.unlink(missing_ok=True)
     return tarball
+
+
+def _found(program: str) -> str:
+    path = shutil.which(program)
+    if path is None:
+        raise NoEngineError(f"there is no {program}")
+    return path
 
 
 def _suite() -> str:

@@ -20,6 +20,7 @@ KEY = "a-long-enough-key"
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path]]:
     home = tmp_path_factory.mktemp("served")
+    (home / "sandboxes/left-behind").mkdir(parents=True)  # sweeping it is logged, and not where the URL is announced
     keys = home / "keys"
     keys.write_text(f"\n{KEY}\n")
     line = [sys.executable, "-m", "skerry.cli.main", "serve", "--port", "0", "--home", str(home), "--api-key-file"]

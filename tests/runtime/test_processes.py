@@ -87,6 +87,13 @@ async def test_what_ignores_sigterm_is_killed_after_its_grace(runtime: Runtime, 
     assert (await sh("pgrep -x sleep")).exit_code == 1
 
 
+async def test_a_detached_child_that_ignores_sigterm_does_not_outlive_the_kill(runtime: Runtime, sh: Sh) -> None:
+    info = await start(runtime, "setsid bash -c \"trap '' TERM; echo ready; exec sleep 604\" & sleep 605")
+    await runtime.processes.wait(info.id, WaitRequest(until="log", pattern="ready", timeout=20_000))
+    await runtime.processes.kill(info.id, KillProcess(grace=2000))
+    assert (await sh("pgrep -f 'sleep 60[45]'")).exit_code == 1
+
+
 async def test_other_signals_are_delivered_and_do_not_end_it(runtime: Runtime) -> None:
     info = await start(runtime, "trap 'echo got usr1' USR1; echo ready; while :; do sleep 0.05; done")
     await runtime.processes.wait(info.id, WaitRequest(until="log", pattern="ready", timeout=20_000))

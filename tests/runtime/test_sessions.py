@@ -304,4 +304,3 @@ async def test_commands_leave_no_descriptors_behind(sh: Sh) -> None:
     before = await descriptors()
     await some(20)
     assert await descriptors(before) <= before
-

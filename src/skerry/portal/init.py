@@ -33,6 +33,9 @@ TIOCSCTTY, TIOCSWINSZ = 0x540E, 0x5414
 
 prctl = None
 
+known: dict[int, Any] = {}
+"""Families that were signalled before: their members are found again when the root has ended."""
+
 
 class _Context:
     strict = False
@@ -174,12 +177,16 @@ def families() -> Any:
     return family
 
 
-def kill(root: int, signal: int, tree: bool, spare: list[int], spare_root: bool) -> int:
+def kill(token: int, root: int, signal: int, tree: bool, spare: list[int], spare_root: bool) -> int:
     if not tree:
         os.kill(root, signal)
         return 1
     module = families()
-    members = module.Family(root, module.process(root)[2])
+    if token not in known:
+        if len(known) >= 256:
+            del known[next(iter(known))]
+        known[token] = module.Family(root, module.process(root)[2])
+    members = known[token]
     if signal == _signal.SIGKILL:
         return int(members.kill(spare, spare_root))
     return int(members.signal(signal, spare, spare_root))
@@ -280,7 +287,8 @@ def perform(request: dict[str, Any], fds: list[int], children: dict[int, int]) -
         return pid, [] if master is None else [master]
     if op == "kill":
         spare, spare_root = request["spare"], request["spare_root"]
-        return kill(request["pid"], request["signal"], request["tree"], spare, spare_root), []
+        token, pid = request["token"], request["pid"]
+        return kill(token, pid, request["signal"], request["tree"], spare, spare_root), []
     if op == "children":
         return families().children(request["pid"]), []
     if op == "stat":

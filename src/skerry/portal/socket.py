@@ -40,11 +40,17 @@ class SocketChild:
     async def kill(
         self, signal: int, *, tree: bool = True, spare: Collection[int] = (), spare_root: bool = False
     ) -> int:
-        if self._exit.done():
+        if self._exit.done() and not tree:
             return 0
         try:
             count, _ = await self._portal.request(
-                "kill", pid=self.pid, signal=int(signal), tree=tree, spare=list(spare), spare_root=spare_root
+                "kill",
+                token=self._token,
+                pid=self.pid,
+                signal=int(signal),
+                tree=tree,
+                spare=list(spare),
+                spare_root=spare_root,
             )
         except ProcessLookupError:
             return 0

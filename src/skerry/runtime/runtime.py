@@ -108,7 +108,7 @@ class Runtime:
                 },
             )
         except SkerryError as error:
-            yield ExecEvent(type="error", command=_shown(request), error=str(error))
+            yield ExecEvent(type="error", command=_shown(request), error=str(error), code=error.code)
         finally:
             if not running.done():
                 running.cancel()

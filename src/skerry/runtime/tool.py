@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -9,7 +10,7 @@ from collections.abc import AsyncIterator, Mapping
 from types import TracebackType
 from typing import Any, Self
 
-from skerry.errors import FilesystemError, InvalidRequestError, SkerryError, error_from_errno
+from skerry.errors import FilesystemError, InvalidRequestError, SandboxLostError, SkerryError, error_from_errno
 from skerry.portal.contract import Child, Portal
 from skerry.runtime.output import pipe, read_some, write_all
 from skerry.runtime.paths import shown
@@ -58,8 +59,9 @@ class Tool:
 
     async def kill(self) -> None:
         if self._child is not None and not self._ended:
-            await self._child.kill(signal.SIGKILL)
-            await self._child.wait()
+            with contextlib.suppress(SandboxLostError):
+                await self._child.kill(signal.SIGKILL)
+                await self._child.wait()
 
     async def read(self, size: int = 1 << 18) -> bytes:
         return await read_some(self._stdout, size)

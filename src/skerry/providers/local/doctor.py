@@ -13,11 +13,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from skerry.errors import SkerryError
+from skerry.errors import HostUnfitError, SkerryError
 from skerry.providers.local import probe
 from skerry.providers.local.idmap import IdMap
 from skerry.providers.local.launcher import bubblewrap
 from skerry.providers.local.mapped import inside_uid, run_mapped
+from skerry.providers.local.seccomp import compile_filter
 from skerry.settings import Settings
 
 _KERNEL = (5, 11)
@@ -175,12 +176,11 @@ def _user_name() -> str:
 
 def _seccomp() -> Finding:
     try:
-        # Imported here: where libseccomp is missing, the import itself fails.
-        from skerry.providers.local.seccomp import compile_filter
-
         size = len(compile_filter())
-    except (ImportError, OSError, RuntimeError, AttributeError) as error:
-        return Finding("seccomp", False, True, f"No filter could be made: {error}.", "apt-get install libseccomp2")
+    except HostUnfitError as error:
+        return Finding(
+            "seccomp", False, True, f"No filter could be made. {error.message}", "apt-get install libseccomp2"
+        )
     return Finding("seccomp", True, True, f"The filter compiles to {size // 8} instructions.")
 
 

@@ -120,6 +120,8 @@ class LocalProvider:
         self._idmapped = False
         self._tasks: set[asyncio.Task[Any]] = set()
         self._launching = asyncio.Lock()
+        self._presence = -1
+        self._alone = False
         self._open = False
 
     def own(self, work: Coroutine[Any, Any, Any]) -> None:
@@ -143,6 +145,8 @@ class LocalProvider:
         if self._open:
             return
         self._open = True
+        self.home.mkdir(parents=True, exist_ok=True)
+        await asyncio.to_thread(self._occupy)
         await asyncio.to_thread(self._prepare)
         await self._launch()
         await self._probe()
@@ -163,9 +167,17 @@ class LocalProvider:
         else:
             self._paths = {name: str(path) for name, path in exposed.items()}
 
+    def _occupy(self) -> None:
+        """Note that this process uses the home. Who is alone with it may sweep, and those who come wait for that."""
+        self._presence = os.open(self.home / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(self._presence, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._alone = True
+        except BlockingIOError:
+            fcntl.flock(self._presence, fcntl.LOCK_SH)
+
     def _prepare(self) -> None:
         _raise_descriptor_limit()
-        self.home.mkdir(parents=True, exist_ok=True)
         self.home.chmod(0o700)
         self._idmap = IdMap.detect()
         for name in ("sandboxes", "images", "toolbox", "trash"):
@@ -199,6 +211,7 @@ class LocalProvider:
         await self.launcher.close()
         while self._tasks:
             await asyncio.gather(*self._tasks, return_exceptions=True)
+        os.close(self._presence)
 
     # -- machines ------------------------------------------------------------------------------------------------------
 
@@ -206,7 +219,7 @@ class LocalProvider:
         async with self._launching:
             if not self.launcher.alive:
                 await self._launch()
-        lock = self._acquire(spec.id)
+        lock = await self._acquire(spec.id)
         key = f"{spec.id}/{secrets.token_hex(4)}"
         machine = LocalMachine(self, key, lock, died)
         try:
@@ -331,8 +344,15 @@ class LocalProvider:
                 if self._idmap.kind == "root":
                     os.chown(path, self._idmap.runner_uid, self._idmap.runner_gid)
 
-    def _acquire(self, id: str) -> int:
+    async def _acquire(self, id: str) -> int:
         """The lock that says which process runs this sandbox; it falls with the process that holds it."""
+        for _ in range(5):
+            with contextlib.suppress(SandboxBusyError):
+                return self._lock(id)
+            await asyncio.sleep(0.02)  # another server may only be looking whether it is held
+        return self._lock(id)
+
+    def _lock(self, id: str) -> int:
         directory = self._directory(id)
         directory.mkdir(mode=0o711, exist_ok=True)
         if self._idmap.kind == "root":
@@ -387,22 +407,28 @@ class LocalProvider:
             self.own(asyncio.to_thread(remove_tree, trash, self._idmap))
 
     async def sweep(self, keep: set[str]) -> list[str]:
-        removed = await asyncio.to_thread(self._images.sweep)
-        for directory in [*(self.home / "sandboxes").iterdir(), *(self.home / "trash").iterdir()]:
-            if directory.parent.name == "sandboxes" and directory.name in keep:
-                continue
-            if await asyncio.to_thread(self._discard, directory):
-                removed.append(f"directory {directory.parent.name}/{directory.name}")
-        return removed
+        if not self._alone:
+            return []
+        try:
+            return await asyncio.to_thread(self._sweep, keep)
+        finally:
+            self._alone = False
+            fcntl.flock(self._presence, fcntl.LOCK_SH)
 
-    def _discard(self, directory: Path) -> bool:
-        if directory.parent.name == "sandboxes":
-            try:
-                os.close(self._acquire(directory.name))
-            except SandboxBusyError:
-                return False
-        remove_tree(directory, self._idmap)
-        return True
+    def _sweep(self, keep: set[str]) -> list[str]:
+        removed = self._images.sweep()
+        current = {self._skeleton.name, self._toolbox.directory.name}
+        for place, kept in (
+            (self.home / "sandboxes", keep),
+            (self.home / "trash", set[str]()),
+            (self._skeleton.parent, current),
+            (self.home / "toolbox", current),
+        ):
+            for directory in place.iterdir():
+                if directory.name not in kept:
+                    remove_tree(directory, self._idmap)
+                    removed.append(str(directory.relative_to(self.home)))
+        return removed
 
     # -- images --------------------------------------------------------------------------------------------------------
 

@@ -51,7 +51,7 @@ def compile_filter() -> bytes:
         import pyseccomp as seccomp
     except (ImportError, OSError, RuntimeError) as error:
         raise HostUnfitError(
-            f"System calls cannot be filtered here: {error}.", hint="On Debian and Ubuntu: apt-get install libseccomp2."
+            f"System calls cannot be filtered here: {error}.", hint="apt-get install libseccomp2"
         ) from error
     denied = seccomp.ERRNO(errno.EPERM)
     rules = seccomp.SyscallFilter(seccomp.ALLOW)
