@@ -31,7 +31,7 @@ class Server:
         self.process = subprocess.Popen(argv, stdout=subprocess.PIPE, text=True)
         assert self.process.stdout is not None
         self.url = self.process.stdout.readline().strip()
-        assert self.url.startswith("http"), "the server did not start"
+        assert self.url.startswith("http"), f"the server did not start: exit code {self.process.wait(timeout=30)}"
         return self
 
     def client(self) -> httpx.Client:

@@ -10,15 +10,14 @@ import asyncio
 import atexit
 import logging
 import os
-import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import structlog
 import uvloop
 
+from skerry import logs
 from skerry.client.asgi import Host
 from skerry.control.open import open_registry
 from skerry.server.app import create_app
@@ -101,11 +100,7 @@ def start(home: Path) -> Host:
 
 def _be_quiet() -> None:
     """The log of a server has no place on the standard output of the user's program; warnings go to stderr."""
-    if not structlog.is_configured():
-        structlog.configure(
-            wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING),
-            logger_factory=structlog.PrintLoggerFactory(sys.stderr),
-        )
+    logs.configure(logging.WARNING)
 
 
 def stop_all() -> None:

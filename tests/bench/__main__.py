@@ -66,7 +66,7 @@ def measure(names: list[str], *, quick: bool) -> Report:
     if {"exec", "stream"}.intersection(names):
         report.notes.append(ELSEWHERE)
     if busy > CORES / 2:
-        report.notes.append(f"The machine was busy when this began (load {busy:.1f}): all times are too high.")
+        report.notes.append(f"The machine was busy when this began (load {busy:.1f}): times may be too high.")
     return report
 
 

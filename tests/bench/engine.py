@@ -29,12 +29,13 @@ class Engine:
         self._process: subprocess.Popen[bytes] | None = None
         self._docker = shutil.which("docker")
         kept = {name: value for name, value in os.environ.items() if not name.startswith("DOCKER_")}
+        kept["PATH"] = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"  # where the engine and its helpers are
         self._env = kept | {"DOCKER_HOST": f"unix://{self._place}/socket", "DOCKER_CONFIG": f"{self._place}/client"}
         self._containers: list[str] = []
         self.bridged = False
 
     def start(self) -> None:
-        daemon = shutil.which("dockerd", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin")
+        daemon = shutil.which("dockerd", path=self._env["PATH"])
         if daemon is None or self._docker is None or shutil.which("mmdebstrap") is None:
             raise NoEngineError(INSTALL)
         if os.geteuid() != 0:
@@ -67,6 +68,7 @@ class Engine:
         with open(self._place / "log", "wb") as log:
             self._process = subprocess.Popen(
                 [*line, *(f"--{name}={value}" for name, value in options.items())],
+                env=self._env,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

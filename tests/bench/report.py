@@ -9,6 +9,7 @@ from typing import Any
 from rich import box
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from tests.bench.samples import Contestant, Samples
 
@@ -91,9 +92,11 @@ class Report:
     def print(self) -> None:
         console = Console()
         if console.is_terminal:
-            console.print(self._table())
+            wide = self._table()
+            needed = console.measure(wide, options=console.options.update(max_width=1000)).maximum
+            console.print(wide if needed <= console.width else self._narrow_table())
             for note in self.notes:
-                console.print(note, style="dim", highlight=False)
+                console.print(note, style="dim", highlight=False, markup=False)
         else:
             print("\n".join([self.title(), "", *self._aligned(), "", *self.notes]))
 
@@ -103,9 +106,24 @@ class Report:
             right = index in _RIGHT
             table.add_column(heading, justify="right" if right else "left", no_wrap=right)
         for row in self.rows:
-            colour = {"reached": "green", "not reached": "red"}.get(row.verdict, "yellow")
             for line in row.lines():
-                table.add_row(*line[:-1], f"[{colour}]{line[-1]}[/]" if line[-1] else "")
+                table.add_row(*map(Text, line[:-1]), Text(line[-1], _colour(row)))
+        return table
+
+    def _narrow_table(self) -> Table:
+        """The same with the rivals below each path instead of beside it."""
+        table = Table(title=self.title(), box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+        table.add_column("path, reach, rivals")
+        for heading in ("n", "p50", "p95", "ratio"):
+            table.add_column(heading, justify="right", no_wrap=True)
+        table.add_column("verdict")
+        for row in self.rows:
+            lines = row.lines()
+            table.add_row(row.path, *lines[0][2:5], "", Text(row.verdict, _colour(row)))
+            table.add_row(Text(f"  {row.reach}", "dim"))
+            for line in lines:
+                if line[5]:
+                    table.add_row(Text(f"  {line[5]}", "dim"), *line[6:10])
         return table
 
     def _aligned(self) -> list[str]:
@@ -127,6 +145,10 @@ def shown(value: float, unit: str) -> str:
     if unit == "ms" and value >= 1000:
         value, unit = value / 1000, "s"
     return f"{value:.2f} {unit}" if value < 10 else f"{value:.1f} {unit}"
+
+
+def _colour(row: Row) -> str:
+    return {"reached": "green", "not reached": "red"}.get(row.verdict, "yellow")
 
 
 def _numbers(samples: Samples | None) -> dict[str, Any]:

@@ -48,12 +48,10 @@ def serve(
     except ValidationError as error:
         first = error.errors()[0]
         raise typer.BadParameter(f"{first['loc'][0]}: {first['msg']}.") from None
-    import structlog
 
     from skerry.server.serve import run
 
     # The first line of stdout is the URL, for programs that start a server and read it.
-    structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
     run(settings, on_ready=_announce)
 
 

@@ -79,17 +79,20 @@ class Owner:
             )
         self.row = replace(row, state=State.STARTING, starts=row.starts + 1)
         warm = self._pool.take(row.image) if not row.starts else None
+        # Beside each other: a server that is killed once a command was answered must find that there was a start.
+        recording = asyncio.ensure_future(
+            self._store.update_sandbox(self.id, state=State.STARTING, starts=self.row.starts)
+        )
         try:
-            if warm is not None:
-                await self._adopt(warm)
-            else:
-                await self._launch()
+            await (self._launch() if warm is None else self._adopt(warm))
+            await recording
         except SkerryError as error:
+            await asyncio.gather(recording, return_exceptions=True)
             self._save(state=State.FAILED, starts=row.starts, last_stop=error.message)
             self._record("failed", error.message)
             raise
         self._idle_since = time.monotonic()
-        self._save(state=State.ACTIVE, starts=self.row.starts, started_at=now(), last_active_at=now())
+        self._save(state=State.ACTIVE, started_at=now(), last_active_at=now())
         self._record("started", f"Started for the {_ordinal(self.row.starts)} time.")
 
     async def _launch(self) -> None:
@@ -117,11 +120,14 @@ class Owner:
             await machine.stop()
         if runtime is not None:
             await runtime.close()
+        if machine is not None and self.row.state != State.DESTROYED:
             self._put_down(reason)
         if self.row.ephemeral:
             await self._provider.forget(self.id)
 
     async def destroy(self) -> None:
+        # Recorded first: a server that is killed in the middle is followed by one that finishes it.
+        await self.update(state=State.DESTROYED)
         await self.stop("It was destroyed.")
         await self._ledger.flush()
         await self._provider.forget(self.id)

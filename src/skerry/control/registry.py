@@ -88,7 +88,10 @@ class Registry:
         """Put right what a server that ended without saying so has left behind, and say so."""
         rows = await self._store.all_sandboxes(self._node)
         for row in rows:
-            if row.state in (State.ACTIVE, State.STARTING) and not await self.provider.running(row.id):
+            if row.state == State.DESTROYED and not await self.provider.running(row.id):
+                await self.provider.forget(row.id)
+                await self._store.delete_sandbox(row.id)
+            elif row.state in (State.ACTIVE, State.STARTING) and not await self.provider.running(row.id):
                 reason = "The server ended unexpectedly; processes that were running ended with it. The files are kept."
                 if row.ephemeral:
                     await self.provider.forget(row.id)

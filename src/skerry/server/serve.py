@@ -14,6 +14,7 @@ from pathlib import Path
 import uvicorn
 import uvloop
 
+from skerry import logs
 from skerry.control.open import open_registry
 from skerry.errors import HostUnfitError, InvalidRequestError
 from skerry.server.app import create_app
@@ -133,5 +134,6 @@ async def serve(settings: Settings, *, on_ready: Callable[[str], None] | None = 
 
 def run(settings: Settings, *, on_ready: Callable[[str], None] | None = None) -> None:
     """Serve until SIGTERM or SIGINT; ``on_ready`` gets the URL once requests are answered."""
+    logs.configure()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(serve(settings, on_ready=on_ready))

@@ -404,7 +404,7 @@ class LocalProvider:
         trash = self.home / "trash" / f"{id}.{secrets.token_hex(6)}"
         with contextlib.suppress(FileNotFoundError):
             self._directory(id).rename(trash)
-            self.own(asyncio.to_thread(remove_tree, trash, self._idmap))
+            self.own(asyncio.to_thread(self._delete, trash))
 
     async def sweep(self, keep: set[str]) -> list[str]:
         if not self._alone:
@@ -414,6 +414,11 @@ class LocalProvider:
         finally:
             self._alone = False
             fcntl.flock(self._presence, fcntl.LOCK_SH)
+
+    def _delete(self, directory: Path) -> None:
+        while directory.exists():
+            with contextlib.suppress(FileNotFoundError):  # someone else is deleting it too
+                remove_tree(directory, self._idmap)
 
     def _sweep(self, keep: set[str]) -> list[str]:
         removed = self._images.sweep()
@@ -426,7 +431,7 @@ class LocalProvider:
         ):
             for directory in place.iterdir():
                 if directory.name not in kept:
-                    remove_tree(directory, self._idmap)
+                    self._delete(directory)
                     removed.append(str(directory.relative_to(self.home)))
         return removed
 
