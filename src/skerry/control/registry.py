@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import builtins
+import contextlib
 import secrets
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
@@ -229,11 +230,13 @@ class Registry:
             owner = self._owners.get(id)
             if owner is not None:
                 return owner
+            if make:
+                # Tried first, because it is the new ones that are in a hurry.
+                with contextlib.suppress(SandboxExistsError):
+                    return await self._insert(id, CreateSandbox(id=id))
             row = await self._store.get_sandbox(id)
             if row is None:
-                if not make:
-                    raise SandboxNotFoundError(f"There is no sandbox {id!r}.", hint="The first command in it makes it.")
-                return await self._insert(id, CreateSandbox(id=id))
+                raise SandboxNotFoundError(f"There is no sandbox {id!r}.", hint="The first command in it makes it.")
             if row.node != self._node:
                 raise ConflictError(f"Sandbox {id!r} lives on another server.", details={"node": row.node})
             return self._adopt(row)

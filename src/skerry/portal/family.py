@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import errno
 import os
-import signal
 import time
+from _signal import SIGKILL, SIGSTOP  # signal itself imports enum, which costs a sandbox milliseconds
 
 TYPE_CHECKING = False  # importing typing costs more than everything else here
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ class Family:
         """
         ending = not spare_root and self._is_rooted()
         if ending:
-            send(self.root, signal.SIGSTOP)
+            send(self.root, SIGSTOP)
         killed = set(self._kill(self.members(spare, spare_root=True)))
         found_none, deadline = 0, time.monotonic() + PATIENCE
         while found_none < LOOKS and time.monotonic() < deadline:
@@ -104,9 +104,9 @@ class Family:
         return len(killed)
 
     def _kill(self, pids: list[int]) -> list[int]:
-        stopped = [pid for pid in pids if send(pid, signal.SIGSTOP)]
+        stopped = [pid for pid in pids if send(pid, SIGSTOP)]
         for pid in stopped:
-            send(pid, signal.SIGKILL)
+            send(pid, SIGKILL)
         return stopped
 
     def _is_rooted(self) -> bool:

@@ -8,9 +8,8 @@ One JSON message per packet on descriptor 3 (SOCK_SEQPACKET), descriptors beside
 
 A message too long for one packet travels in a memfd: {"big": true} and the descriptor last.
 
-Start-up time is paid by every sandbox, so this file takes the C modules under ``json``, ``socket`` and ``signal``
-(their Python halves import ``re`` and ``enum``, which cost more than all the rest together), and ctypes only after it
-has said it is ready.
+Start-up time is paid by every sandbox, so this file takes the C modules under ``os``, ``json``, ``socket``, ``signal``
+and ``ctypes``: their Python halves import ``re``, ``enum`` and more, which cost more than all the rest together.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ import _json
 import _signal
 import _socket
 import errno
-import os
+import posix as os
 import select
 import sys
 
@@ -31,10 +30,23 @@ SOL_SOCKET, SCM_RIGHTS, MSG_CMSG_CLOEXEC = 1, 1, 0x40000000
 PR_SET_DUMPABLE, PR_SET_CHILD_SUBREAPER = 4, 36
 TIOCSCTTY, TIOCSWINSZ = 0x540E, 0x5414
 
-prctl = None
-
 known: dict[int, Any] = {}
 """Families that were signalled before: their members are found again when the root has ended."""
+
+
+def prctl(*arguments: int) -> int:
+    """Through the C half of ctypes, whose Python half costs as much as all other imports together."""
+    global _prctl
+    if _prctl is None:
+        import _ctypes
+
+        _prctl = _ctypes.dlsym(_ctypes.dlopen(None, os.RTLD_NOW), "prctl")  # type: ignore[arg-type]
+    import _ctypes
+
+    return int(_ctypes.call_function(_prctl, arguments))
+
+
+_prctl: int | None = None
 
 
 class _Context:
@@ -82,7 +94,7 @@ def receive(sock: _socket.socket) -> tuple[dict[str, Any], list[int]]:
     request = _scan(message.decode(), 0)[0]
     if "big" in request:
         whole = fds.pop()
-        with os.fdopen(whole, "rb") as file:
+        with open(whole, "rb") as file:
             file.seek(0)
             request = _scan(file.read().decode(), 0)[0]
     return request, fds
@@ -93,7 +105,7 @@ def send(sock: _socket.socket, message: dict[str, Any], fds: list[int]) -> None:
     extra = None
     if len(data) > PACKET:
         extra = os.memfd_create("reply", os.MFD_CLOEXEC)
-        with os.fdopen(os.dup(extra), "wb") as file:
+        with open(extra, "wb", closefd=False) as file:
             file.write(data)
         data, fds = b'{"big":true}', [*fds, extra]
     rights = [(SOL_SOCKET, SCM_RIGHTS, packed(fds, 4))] if fds else []
@@ -134,8 +146,7 @@ def become(request: dict[str, Any], fds: list[int], failed: int, terminal: bool)
     where = "exec"
     try:
         os.setsid()
-        if prctl is not None:
-            prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+        prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
         for signal in (_signal.SIGPIPE, _signal.SIGXFSZ, _signal.SIGCHLD, _signal.SIGINT):
             _signal.signal(signal, _signal.SIG_DFL)
         above = max([failed, *fds]) + len(fds) + 1  # out of the way, so that none is overwritten before it is used
@@ -153,12 +164,27 @@ def become(request: dict[str, Any], fds: list[int], failed: int, terminal: bool)
         where = "cwd"
         os.chdir(request["cwd"])
         where = "exec"
-        os.execvpe(request["argv"][0], request["argv"], request["env"])
+        execute(request["argv"], request["env"])
     except OSError as error:
         os.write(failed, b"%d %s" % (error.errno or errno.EIO, where.encode()))
     except (ValueError, TypeError, KeyError):
         os.write(failed, b"%d exec" % errno.EINVAL)
     os._exit(127)
+
+
+def execute(argv: list[str], env: dict[str, str]) -> None:
+    """What ``os.execvpe`` does, which imports ``warnings`` in every child first."""
+    if "/" in argv[0]:
+        os.execve(argv[0], argv, env)
+    problem = OSError(errno.ENOENT, argv[0])
+    for directory in env.get("PATH", "/usr/bin:/bin").split(":"):
+        try:
+            os.execve((directory or ".") + "/" + argv[0], argv, env)
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        except OSError as error:
+            problem = error
+    raise problem
 
 
 def resize(master: int, columns: int, rows: int) -> None:
@@ -169,7 +195,7 @@ def resize(master: int, columns: int, rows: int) -> None:
 
 def families() -> Any:
     """The module that knows process trees, beside this file; loaded when something is first to be killed."""
-    here = os.path.dirname(__file__)
+    here = __file__.rpartition("/")[0]
     if here not in sys.path:
         sys.path.insert(0, here)
     import family  # type: ignore[import-not-found]
@@ -232,10 +258,10 @@ def make_directory(path: str, mode: int, parents: bool) -> None:
     except FileNotFoundError:
         if not parents:
             raise
-        make_directory(os.path.dirname(path.rstrip("/")) or "/", 0o777, True)
+        make_directory(path.rstrip("/").rpartition("/")[0] or "/", 0o777, True)
         make_directory(path, mode, True)
     except FileExistsError:
-        if not parents or not os.path.isdir(path):
+        if not parents or os.stat(path).st_mode & 0o170000 != 0o040000:
             raise
 
 
@@ -293,7 +319,7 @@ def perform(request: dict[str, Any], fds: list[int], children: dict[int, int]) -
         return families().children(request["pid"]), []
     if op == "stat":
         path = request["path"]
-        return entry(os.path.basename(path), path, request["follow"]), []
+        return entry(path.rpartition("/")[2], path, request["follow"]), []
     if op == "list":
         return listing(request["path"]), []
     if op == "mkdir":
@@ -364,11 +390,8 @@ def main() -> None:
     poll.register(wake, select.POLLIN)
     send(sock, {"ready": os.getpid()}, [])
 
-    global prctl
-    import ctypes
-
-    prctl = ctypes.CDLL(None, use_errno=True).prctl
-    prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)  # no tracing, no /proc/1/mem, no /proc/1/fd for the code inside
+    # No tracing, no /proc/1/mem, no /proc/1/fd for the code inside.
+    prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
 
     while True:
         for fd, _ in poll.poll():

@@ -34,7 +34,7 @@ class Session:
         self,
         id: str,
         portal: Portal,
-        directories: Callable[[], str],
+        prefixes: Callable[[], str],
         *,
         env: Mapping[str, str],
         own_env: Mapping[str, str],
@@ -49,7 +49,7 @@ class Session:
         self._own_env = dict(own_env)
         self._env = {**env, "SESSION_ID": id, "SESSION_CWD": cwd, "SESSION_ISOLATED": "1" if isolated else "0"}
         self._cwd = cwd
-        self._directories = directories
+        self._prefixes = prefixes
         self._shell: Shell | None = None
         self._lock = asyncio.Lock()
         self._state: tuple[str, dict[str, str]] = (cwd, self._env)
@@ -100,7 +100,7 @@ class Session:
         if self._closed is not None:
             raise self._closed
         if self._shell is None or not self._shell.alive:
-            shell = Shell(self.portal, self._directories())
+            shell = Shell(self.portal, self._prefixes())
             try:
                 await shell.start(env=self._env, cwd=self._cwd)
             except (FileNotFoundError, NotADirectoryError):
@@ -186,7 +186,7 @@ class Sessions:
         return Session(
             id,
             portal,
-            lambda: f"{portal.scratch}/{next(self._counter)}",
+            lambda: f"{portal.scratch}/{next(self._counter)}-",
             env=merged(self._env, request.env),
             own_env=request.env,
             cwd=request.cwd,

@@ -34,7 +34,7 @@ _LOOP = r"""
 builtin export -n __skerry
 builtin trap 'builtin return 124 2>/dev/null' RTMIN+9
 while builtin read -r -u 8 __skerry_step __skerry_in; do
-  { builtin . "$__skerry/$__skerry_step"; } <"$__skerry_in" >"$__skerry/out" 2>"$__skerry/err" 8<&- 9>&-
+  { builtin . "$__skerry$__skerry_step"; } <"$__skerry_in" >"${__skerry}out" 2>"${__skerry}err" 8<&- 9>&-
   builtin printf '%s\n' "$?" >&9
 done
 """
@@ -43,7 +43,7 @@ done
 # VALUE pairs (an empty directory and a value starting with "-" mean: leave, unset), all ended by NULs. It puts back
 # what it changed.
 _WITH = r"""
-builtin mapfile -d '' -t __skerry_with <"$__skerry/with"
+builtin mapfile -d '' -t __skerry_with <"${__skerry}with"
 __skerry_pwd=$PWD
 __skerry_had=()
 if [[ -n ${__skerry_with[0]} ]] && ! builtin cd -- "${__skerry_with[0]}" 2>/dev/null; then
@@ -63,7 +63,7 @@ for ((__skerry_i = 2; __skerry_i < ${#__skerry_with[@]}; __skerry_i += 2)); do
     builtin export "$__skerry_name=${__skerry_with[__skerry_i + 1]:1}"
   fi
 done
-builtin . "$__skerry/${__skerry_with[1]}"
+builtin . "$__skerry${__skerry_with[1]}"
 __skerry_status=$?
 for ((__skerry_i = 0; __skerry_i < ${#__skerry_had[@]}; __skerry_i += 3)); do
   __skerry_name=${__skerry_had[__skerry_i]}
@@ -80,7 +80,7 @@ builtin return "$__skerry_status"
 
 # An argument vector, not a command: no word is expanded, and builtins and functions do not stand in for programs.
 _ARGV = r"""
-builtin mapfile -d '' -t __skerry_argv <"$__skerry/argv"
+builtin mapfile -d '' -t __skerry_argv <"${__skerry}argv"
 if ! builtin type -P -- "${__skerry_argv[0]}" >/dev/null; then
   builtin printf '%s: command not found\n' "${__skerry_argv[0]}" >&2
   builtin return 127
@@ -121,9 +121,10 @@ class Outcome:
 class Shell:
     """One bash. ``run`` is called by one caller at a time; ``alive`` is false once it has ended."""
 
-    def __init__(self, portal: Portal, directory: str) -> None:
-        self.directory = directory
+    def __init__(self, portal: Portal, prefix: str) -> None:
+        """``prefix`` begins the path of every file of this shell, inside."""
         self.alive = False
+        self._prefix = prefix
         self._portal = portal
         self._child: Child
         self._orders = self._statuses = -1
@@ -133,40 +134,36 @@ class Shell:
         self._recovery: asyncio.Task[None] | None = None
         self._abandoned: set[Pump] = set()
         self._earlier: Sequence[int] = ()
+        self._steps: set[str] = set()
 
     async def start(self, *, env: Mapping[str, str], cwd: str) -> None:
-        portal = self._portal
-        await portal.mkdir(self.directory, 0o700, parents=True)
-        for name, text in _STEPS.items():
-            await self._write(f"{name}.step", text.encode())
-        self._command = await self._open("bash")
         theirs_orders, self._orders = pipe("write", size=65536)
         self._statuses, theirs_statuses = pipe("read", size=65536)
         null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
         stdio = [null] * 8 + [theirs_orders, theirs_statuses]
-        try:
-            self._child = await portal.spawn(
-                ["bash", "--noprofile", "--norc", "-c", _LOOP, "bash"],
-                env={**env, "__skerry": self.directory},
-                cwd=cwd,
-                stdio=stdio,
-            )
-        except FileNotFoundError as error:
-            self._close_descriptors()
-            if "cwd" in str(error):
-                raise
-            raise UnsupportedError(
-                "This sandbox's image has no bash, which sessions need.",
-                hint="Install bash in the image, or run the command with session=None.",
-            ) from error
-        except BaseException:
-            self._close_descriptors()
-            raise
-        finally:
-            for fd in (null, theirs_orders, theirs_statuses):
-                os.close(fd)
-        self.alive = True
-        self._prepare()
+        self._prepared = asyncio.get_running_loop().create_task(self._fifos())
+
+        async def spawn() -> None:
+            argv = ["bash", "--noprofile", "--norc", "-c", _LOOP, "bash"]
+            self._child = await self._portal.spawn(argv, env={**env, "__skerry": self._prefix}, cwd=cwd, stdio=stdio)
+            self.alive = True
+
+        async def open_command() -> None:
+            self._command = await self._open("bash")
+
+        # Beside each other, and beside the FIFOs: none needs the others, and each is a way there and back.
+        done = await asyncio.gather(spawn(), open_command(), return_exceptions=True)
+        for fd in (null, theirs_orders, theirs_statuses):
+            os.close(fd)
+        for error in done:
+            if error is not None:
+                await self.close()
+                if isinstance(error, FileNotFoundError) and "cwd" not in str(error):
+                    raise UnsupportedError(
+                        "This sandbox's image has no bash, which sessions need.",
+                        hint="Install bash in the image, or run the command with session=None.",
+                    ) from error
+                raise error
 
     # -- running -------------------------------------------------------------------------------------------------------
 
@@ -211,10 +208,10 @@ class Shell:
         """Put the command and what belongs to it where bash will find it; the line that makes bash run it."""
         then = "bash"
         if task.step is not None:
-            then = f"{task.step}.step"
+            then = await self._step(task.step)
         elif task.args is not None:
             await self._write("argv", _nul([task.command, *task.args]))
-            then = "args.step"
+            then = await self._step("args")
         else:
             data = task.command.encode() + b"\n"
             os.ftruncate(self._command, 0)
@@ -225,14 +222,14 @@ class Shell:
         stdin = "/dev/null"
         if task.stdin is not None:
             await self._write("in", task.stdin)
-            stdin = f"{self.directory}/in"
+            stdin = f"{self._prefix}in"
         if task.cwd is None and not task.env:
             return f"{then} {stdin}\n".encode()
         words = [task.cwd or "", then]
         for name, value in task.env.items():
             words += [name, "-" if value is None else f"+{value}"]
         await self._write("with", _nul(words))
-        return f"with.step {stdin}\n".encode()
+        return f"{await self._step('with')} {stdin}\n".encode()
 
     async def _finish(self) -> Outcome:
         """The status line, or the end of bash itself (``exit 3``, ``exec``, a kill)."""
@@ -296,20 +293,25 @@ class Shell:
     # -- files of the shell --------------------------------------------------------------------------------------------
 
     def _prepare(self) -> None:
-        self._prepared = asyncio.get_running_loop().create_task(self._fifos())
+        self._prepared = asyncio.get_running_loop().create_task(self._next())
 
-    async def _fifos(self) -> tuple[int, int]:
+    async def _next(self) -> tuple[int, int]:
         # Jobs that earlier commands left behind in this shell are not part of the next one.
         self._earlier = await self._child.children()
-        out = await self._fifo("out")
-        try:
-            return out, await self._fifo("err")
-        except BaseException:
-            os.close(out)
-            raise
+        return await self._fifos()
+
+    async def _fifos(self) -> tuple[int, int]:
+        made = await asyncio.gather(self._fifo("out"), self._fifo("err"), return_exceptions=True)
+        errors = [fd for fd in made if isinstance(fd, BaseException)]
+        fds = [fd for fd in made if isinstance(fd, int)]
+        if errors:
+            for fd in fds:
+                os.close(fd)
+            raise errors[0]
+        return fds[0], fds[1]
 
     async def _fifo(self, name: str) -> int:
-        path = f"{self.directory}/{name}"
+        path = f"{self._prefix}{name}"
         await self._portal.fifo(path)
         fd = await self._portal.open(path, os.O_RDONLY)
         if not stat.S_ISFIFO(os.fstat(fd).st_mode):
@@ -321,11 +323,18 @@ class Shell:
 
     async def _open(self, name: str) -> int:
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
-        fd = await self._portal.open(f"{self.directory}/{name}", flags, 0o600)
+        fd = await self._portal.open(f"{self._prefix}{name}", flags, 0o600)
         if not stat.S_ISREG(os.fstat(fd).st_mode):
             os.close(fd)
             raise SandboxLostError("The sandbox gave something else than the file it was asked for.")
         return fd
+
+    async def _step(self, name: str) -> str:
+        """The file of one of the scripts above, written when it is first needed."""
+        if name not in self._steps:
+            await self._write(f"{name}.step", _STEPS[name].encode())
+            self._steps.add(name)
+        return f"{name}.step"
 
     async def _write(self, name: str, data: bytes) -> None:
         fd = await self._open(name)
