@@ -239,17 +239,28 @@ def entry(name: str, path: str, follow: bool) -> list[object]:
 def listing(path: str) -> Text:
     """A directory may be large, so its entries are written as JSON at once, without a list of lists between."""
     rows = []
-    for item in os.scandir(path):
-        try:
-            status = item.stat(follow_symlinks=False)
-            target = "null" if status.st_mode & 0o170000 != 0o120000 else _quote(os.readlink(item.path))
-        except FileNotFoundError:
-            continue
-        times = f"{status.st_mtime_ns},{status.st_ino},{status.st_uid},{status.st_gid}"
-        rows.append(f"[{_quote(item.name)},{status.st_mode},{status.st_size},{times},{target}]")
-        if len(rows) >= 200_000:
-            break
+    directory = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        for item in os.scandir(directory):
+            row = line(item, directory)
+            if row:
+                rows.append(row)
+            if len(rows) >= 200_000:
+                break
+    finally:
+        os.close(directory)
     return Text("[" + ",".join(rows) + "]")
+
+
+def line(item: Any, directory: int) -> str | None:
+    try:
+        status = item.stat(follow_symlinks=False)
+        linked = status.st_mode & 0o170000 == 0o120000
+        target = _quote(os.readlink(item.name, dir_fd=directory)) if linked else "null"
+    except FileNotFoundError:
+        return None
+    times = f"{status.st_mtime_ns},{status.st_ino},{status.st_uid},{status.st_gid}"
+    return f"[{_quote(item.name)},{status.st_mode},{status.st_size},{times},{target}]"
 
 
 def make_directory(path: str, mode: int, parents: bool) -> None:

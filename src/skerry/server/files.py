@@ -100,7 +100,8 @@ def routes(registry: Registry) -> APIRouter:
     ) -> Response:
         async with registry.use(id) as runtime:
             files = await runtime.files.list(path, recursive=recursive, hidden=hidden)
-        return answer(FileList.model_construct(ok=True, sandbox_id=id, path=path, files=files, count=len(files)))
+        found = FileList.model_construct(ok=True, sandbox_id=id, path=path, files=files, count=len(files))
+        return answer(found, sparse=True)
 
     @router.get("/files/stat", response_model=StatResult)
     async def stat_file(id: SandboxId, path: FilePath) -> Response:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import os
 import signal
@@ -123,6 +124,9 @@ async def serve(settings: Settings, *, on_ready: Callable[[str], None] | None = 
                 timeout_graceful_shutdown=GRACE,
                 timeout_keep_alive=KEEP_ALIVE,
             )
+            # What is here now is here for good: looking through it again and again would only make requests wait.
+            gc.collect()
+            gc.freeze()
             server = _Server(config, app.state.closing, lambda: on_ready(url) if on_ready else None)
             with announced(settings.home, url):
                 await server.serve(sockets=[listener])
