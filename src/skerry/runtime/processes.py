@@ -44,6 +44,8 @@ from skerry.runtime.sessions import DEFAULT, Sessions
 from skerry.runtime.tool import Tool
 
 KEPT = 1000
+WAIT = 60_000.0
+"""Milliseconds to wait for a log line or a port where the caller does not say."""
 LINE_LIMIT = 1 << 16
 
 
@@ -295,7 +297,8 @@ class Processes:
             raise InvalidRequestError("To wait for a log line, give a `pattern` to look for.")
         if request.until == "port" and request.port is None:
             raise InvalidRequestError("To wait for a port, give a `port`.")
-        seconds = None if request.timeout is None else request.timeout / 1000
+        given = request.timeout if request.until == "exit" or "timeout" in request.model_fields_set else WAIT
+        seconds = None if given is None else given / 1000
         try:
             async with asyncio.timeout(seconds):
                 if request.until == "exit":

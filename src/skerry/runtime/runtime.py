@@ -19,7 +19,7 @@ from skerry.runtime.environment import WORKSPACE, check_cwd, check_env, check_te
 from skerry.runtime.files import Files
 from skerry.runtime.git import Git
 from skerry.runtime.ports import port_opens
-from skerry.runtime.processes import Processes
+from skerry.runtime.processes import WAIT, Processes
 from skerry.runtime.sessions import Sessions
 from skerry.runtime.shell import Outcome, Task
 from skerry.runtime.terminal import Terminal, open_terminal
@@ -147,7 +147,8 @@ class Runtime:
         return await open_terminal(self.portal, env=self.sessions.env, cols=cols, rows=rows, shell=shell, cwd=where)
 
     async def wait_for_port(self, port: int, request: WaitForPort) -> WaitResult:
-        seconds = None if request.timeout is None else request.timeout / 1000
+        given = request.timeout if "timeout" in request.model_fields_set else WAIT
+        seconds = None if given is None else given / 1000
         try:
             async with asyncio.timeout(seconds):
                 return await port_opens(
