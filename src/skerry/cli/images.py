@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import sys
+import tarfile
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, BinaryIO
 
 import typer
 
 from skerry.cli.context import target_of
 from skerry.cli.output import AsJson, print_json, print_table, size_text
+from skerry.cli.progress import progress_bar
 
 
 def register(app: typer.Typer) -> None:
@@ -23,17 +30,46 @@ def register(app: typer.Typer) -> None:
 def import_image(
     context: typer.Context,
     name: Annotated[str, typer.Argument(help="What to call it.")],
-    source: Annotated[Path, typer.Argument(help="The tar of a root file system, compressed or not; - for stdin.")],
+    source: Annotated[
+        Path, typer.Argument(help="A root file system: a tar, compressed or not, or a directory; - for a tar on stdin.")
+    ],
     as_json: AsJson = False,
 ) -> None:
     """Make an image from a root file system, for example `docker export CONTAINER | skerry image import NAME -`."""
-    with target_of(context).client() as client:
-        if str(source) == "-":
-            image = client.import_image(name, sys.stdin.buffer)
-        else:
-            with source.open("rb") as file:
-                image = client.import_image(name, file)
+    with target_of(context).client() as client, _opened(source) as file:
+        total = os.fstat(file.fileno()).st_size if source.is_file() else None
+        with progress_bar(name, total) as progress:
+            image = client.import_image(name, _watched(file, progress), label=source.name)
     print_json(image) if as_json else print(f"{image.name}\t{size_text(image.size)}")
+
+
+@contextmanager
+def _opened(source: Path) -> Iterator[BinaryIO]:
+    """A tar to read from: the file, stdin, or one made of a directory on the way."""
+    if str(source) == "-":
+        yield sys.stdin.buffer
+    elif source.is_dir():
+        reader, writer = os.pipe()
+        with ThreadPoolExecutor(1) as pool, open(reader, "rb") as file:
+            packing = pool.submit(_pack, source, writer)
+            yield file
+            packing.result()
+    else:
+        with source.open("rb") as file:
+            yield file
+
+
+def _pack(source: Path, writer: int) -> None:
+    # A refused import stops reading; what it was refused for is said elsewhere.
+    with contextlib.suppress(BrokenPipeError), open(writer, "wb") as pipe:
+        with tarfile.open(fileobj=pipe, mode="w|") as archive:
+            archive.add(source, arcname=".")
+
+
+def _watched(file: BinaryIO, progress: Callable[[int], None]) -> Iterator[bytes]:
+    while data := file.read(1 << 20):
+        progress(len(data))
+        yield data
 
 
 def list_images(context: typer.Context, as_json: AsJson = False) -> None:

@@ -5,14 +5,13 @@ from __future__ import annotations
 import os
 import posixpath
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from skerry.cli.context import Target, place, target_of
+from skerry.cli.progress import progress_bar
 
 if TYPE_CHECKING:
     from skerry import Sandbox, Transfer
@@ -56,7 +55,7 @@ def _upload(target: Target, sources: list[Path], name: str, remote: str) -> None
         into = remote.endswith("/") or _is_directory(sandbox, remote)
         for source in sources:
             goal = posixpath.join(remote, source.resolve().name) if into or len(sources) > 1 else remote
-            with _bar(f"{source} → {name}:{goal}", measure(source)) as progress:
+            with progress_bar(source.name, measure(source)) as progress:
                 sandbox.upload(source, goal, progress=progress)
 
 
@@ -66,7 +65,7 @@ def _download(target: Target, name: str, remote: str, local: Path) -> None:
         into = local.is_dir() or str(local).endswith(os.sep)
         leaf = posixpath.basename(posixpath.normpath(remote)) or name
         goal = local / leaf if into else local
-        with _bar(f"{name}:{remote} → {goal}", None if file.type == "directory" else file.size) as progress:
+        with progress_bar(goal.name, None if file.type == "directory" else file.size) as progress:
             _report(sandbox.download(remote, goal, progress=progress))
 
 
@@ -82,19 +81,3 @@ def _is_directory(sandbox: Sandbox, path: str) -> bool:
         return sandbox.stat(path).type == "directory"
     except FileNotFoundInSandboxError:
         return False
-
-
-@contextmanager
-def _bar(title: str, total: int | None) -> Iterator[Callable[[int], None] | None]:
-    if not sys.stderr.isatty():
-        yield None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
-
-    columns = (TextColumn("{task.description}", markup=False), BarColumn(), DownloadColumn(), TransferSpeedColumn())
-    with Progress(*columns, console=Console(stderr=True)) as bar:
-        task = bar.add_task(title, total=total)
-        yield lambda size: bar.update(task, advance=size)
-        if total is None:
-            bar.update(task, total=bar.tasks[0].completed)

@@ -22,6 +22,7 @@ from skerry.control.store import SandboxRow, Store
 from skerry.errors import ConflictError, ImageInUseError, SandboxExistsError, SandboxNotFoundError
 from skerry.models import (
     CreateSandbox,
+    ImageInfo,
     SandboxEvent,
     SandboxInfo,
     SandboxList,
@@ -182,6 +183,10 @@ class Registry:
         info = await self.get(id)
         await self._ledger.flush()
         return await self._store.events(info.id, after, limit)
+
+    async def images(self) -> builtins.list[ImageInfo]:
+        found = await self.provider.images()
+        return [image.model_copy(update={"sandboxes": await self._store.count_by_image(image.name)}) for image in found]
 
     async def remove_image(self, name: str) -> None:
         await self.provider.require_image(name)

@@ -80,8 +80,11 @@ class Provider(Protocol):
         """Raises ``ImageNotFoundError``, naming those there are."""
         ...
 
-    async def import_image(self, name: str, source: str, progress: Callable[[int], None] | None = None) -> ImageInfo:
-        """Unpack a root file system from a tarball or directory of the host as an image."""
+    async def import_image(
+        self, name: str, source: str, progress: Callable[[int], None] | None = None, label: str | None = None
+    ) -> ImageInfo:
+        """Unpack a root file system from a tarball or directory of the host as an image; ``label`` says where it came
+        from, if ``source`` does not."""
         ...
 
     async def remove_image(self, name: str) -> None: ...

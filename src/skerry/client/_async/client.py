@@ -78,10 +78,13 @@ class AsyncClient:
         response = await self.connection.request("GET", "/v1/images")
         return ImageList.model_validate_json(response.content).images
 
-    async def import_image(self, name: str, source: AsyncContent) -> ImageInfo:
-        """Make an image from the tar of a root file system: bytes, a binary file or an iterator of bytes."""
+    async def import_image(self, name: str, source: AsyncContent, *, label: str | None = None) -> ImageInfo:
+        """Make an image from the tar of a root file system: bytes, a binary file or an iterator of bytes.
+
+        ``label`` says in the list of images where it came from.
+        """
         path = f"/v1/images/{quote(name, safe='')}"
-        response = await self.connection.request("POST", path, content=body_async(source))
+        response = await self.connection.request("POST", path, content=body_async(source), params=given(source=label))
         return ImageInfo.model_validate_json(response.content)
 
     async def remove_image(self, name: str) -> None:

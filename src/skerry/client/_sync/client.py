@@ -76,10 +76,13 @@ class Client:
         response = self.connection.request("GET", "/v1/images")
         return ImageList.model_validate_json(response.content).images
 
-    def import_image(self, name: str, source: Content) -> ImageInfo:
-        """Make an image from the tar of a root file system: bytes, a binary file or an iterator of bytes."""
+    def import_image(self, name: str, source: Content, *, label: str | None = None) -> ImageInfo:
+        """Make an image from the tar of a root file system: bytes, a binary file or an iterator of bytes.
+
+        ``label`` says in the list of images where it came from.
+        """
         path = f"/v1/images/{quote(name, safe='')}"
-        response = self.connection.request("POST", path, content=body(source))
+        response = self.connection.request("POST", path, content=body(source), params=given(source=label))
         return ImageInfo.model_validate_json(response.content)
 
     def remove_image(self, name: str) -> None:

@@ -60,7 +60,13 @@ class Images:
             )
         return self._root / name / "rootfs"
 
-    def import_(self, name: str, source: Path | str, progress: Callable[[int], None] | None = None) -> ImageInfo:
+    def import_(
+        self,
+        name: str,
+        source: Path | str,
+        progress: Callable[[int], None] | None = None,
+        label: str | None = None,
+    ) -> ImageInfo:
         """Unpack a tarball or copy a directory as a new image; ``progress`` is told the bytes written so far."""
         if not _NAME.fullmatch(name) or name == HOST:
             raise InvalidRequestError(
@@ -80,7 +86,7 @@ class Images:
                 "size": done["bytes"],
                 "entries": done["entries"],
                 "createdAt": datetime.now(UTC).isoformat(),
-                "source": source.name,
+                "source": label or source.name,
                 "ids": self._ids(),
             }
             (place / "image.json").write_text(json.dumps(record, indent=1))

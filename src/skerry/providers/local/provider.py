@@ -444,8 +444,10 @@ class LocalProvider:
         if name != HOST:
             self._images.rootfs(name)
 
-    async def import_image(self, name: str, source: str, progress: Callable[[int], None] | None = None) -> ImageInfo:
-        return await asyncio.to_thread(self._images.import_, name, source, progress)
+    async def import_image(
+        self, name: str, source: str, progress: Callable[[int], None] | None = None, label: str | None = None
+    ) -> ImageInfo:
+        return await asyncio.to_thread(self._images.import_, name, source, progress, label)
 
     async def remove_image(self, name: str) -> None:
         await asyncio.to_thread(self._images.remove, name)
