@@ -61,9 +61,12 @@ def _opened(source: Path) -> Iterator[BinaryIO]:
 
 def _pack(source: Path, writer: int) -> None:
     # A refused import stops reading; what it was refused for is said elsewhere.
-    with contextlib.suppress(BrokenPipeError), open(writer, "wb") as pipe:
-        with tarfile.open(fileobj=pipe, mode="w|") as archive:
-            archive.add(source, arcname=".")
+    with (
+        contextlib.suppress(BrokenPipeError),
+        open(writer, "wb") as pipe,
+        tarfile.open(fileobj=pipe, mode="w|") as archive,
+    ):
+        archive.add(source, arcname=".")
 
 
 def _watched(file: BinaryIO, progress: Callable[[int], None]) -> Iterator[bytes]:
