@@ -173,6 +173,18 @@ async def test_a_wake_without_its_files_is_an_error_and_never_an_empty_workspace
     assert (await run(registry, "lost", "echo new")).stdout == "new\n"
 
 
+async def test_a_caller_who_gives_up_during_the_start_leaves_a_whole_machine(registry: Registry) -> None:
+    for delay in (0.0, 0.005, 0.01, 0.015, 0.02):
+        id = f"given-up-{int(delay * 1000)}"
+        starting = asyncio.create_task(run(registry, id, "echo first"))
+        await asyncio.sleep(delay)
+        starting.cancel()
+        await asyncio.gather(starting, return_exceptions=True)
+        assert (await run(registry, id, "echo whole")).stdout == "whole\n"
+        assert (await registry.get(id)).starts == 1
+        await registry.destroy(id)
+
+
 async def test_listing_filters_and_pages(registry: Registry) -> None:
     for n in range(5):
         await registry.create(CreateSandbox(id=f"list-{n}", labels={"odd": str(n % 2)}))

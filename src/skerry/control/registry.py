@@ -208,7 +208,7 @@ class Registry:
                 break
             async with owner.life:
                 if not owner.gone:
-                    await owner.start()
+                    await _wholly(owner.start())
                     runtime = owner.enter()
                     if runtime is not None:
                         break
@@ -226,7 +226,7 @@ class Registry:
             owner = self._owners.get(id) or await self._find(id, make=make)
             async with owner.life:
                 if not owner.gone:
-                    await change(owner)
+                    await _wholly(change(owner))
                     return owner.info()
             self._dismiss(owner)
 
@@ -310,6 +310,16 @@ class Registry:
                     elif owner.idle_for() > REAP_EVERY:
                         owner.gone = True
                         self._dismiss(owner)
+
+
+async def _wholly(change: Awaitable[None]) -> None:
+    """A change of life is never left half done: a caller who gives up lets go only when it is through."""
+    task = asyncio.ensure_future(change)
+    try:
+        await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await asyncio.gather(task, return_exceptions=True)
+        raise
 
 
 def _node(home: Path) -> str:

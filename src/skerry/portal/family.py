@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 DEAD = (b"Z", b"X")
 LOOKS = 10
+FAREWELL = 0.25
 PATIENCE = 10.0
 """Seconds; a root that is spared may go on forking for ever."""
 
@@ -101,6 +102,10 @@ class Family:
             killed.update(self._kill(fresh))
         if ending:
             killed.update(self._kill([self.root]))
+        # A killed process is still there for a moment, and whoever asked would find it.
+        deadline = time.monotonic() + FAREWELL
+        while any(_lives(pid) for pid in killed) and time.monotonic() < deadline:
+            time.sleep(0.0005)
         return len(killed)
 
     def _kill(self, pids: list[int]) -> list[int]:
@@ -130,6 +135,14 @@ class Family:
                     found.append(pid)
                     frontier.append(pid)
         return found
+
+
+def _lives(pid: int) -> bool:
+    try:
+        process(pid, alive=True)
+    except ProcessLookupError:
+        return False
+    return True
 
 
 def children(pid: int) -> list[int]:

@@ -152,9 +152,14 @@ class Shell:
             self._command = await self._open("bash")
 
         # Beside each other, and beside the FIFOs: none needs the others, and each is a way there and back.
-        done = await asyncio.gather(spawn(), open_command(), return_exceptions=True)
-        for fd in (null, theirs_orders, theirs_statuses):
-            os.close(fd)
+        try:
+            done = await asyncio.gather(spawn(), open_command(), return_exceptions=True)
+        except asyncio.CancelledError:
+            await self.close()
+            raise
+        finally:
+            for fd in (null, theirs_orders, theirs_statuses):
+                os.close(fd)
         for error in done:
             if error is not None:
                 await self.close()

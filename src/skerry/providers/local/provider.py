@@ -240,6 +240,9 @@ class LocalProvider:
                 runner=self._runner(),
                 idmap=self._idmap_wire(),
             )
+        except OSError as error:
+            os.close(lock)
+            raise SandboxStartError(f"The sandbox could not be started: {error.strerror}.") from error
         except BaseException:
             os.close(lock)
             raise
