@@ -52,11 +52,12 @@ def create(stand: Stand) -> list[Row]:
     def connected(engine: Engine) -> float:
         return engine.run("echo", "hi", network="bridge")[1]
 
-    # Judged by the faster way to run Docker, without a network, because our sandboxes have none either.
-    docker = stand.docker("docker run --rm --network none", unconnected, stand.counts.docker_runs)
-    rivals = [docker]
+    # Judged by `docker run` as people type it; without a network, which our sandboxes do not have either, it is faster.
+    bare = stand.docker("docker run --rm --network none", unconnected, stand.counts.docker_runs)
+    docker = bare
     if isinstance(stand.engine, Engine) and stand.engine.bridged:
-        rivals.append(stand.docker("docker run --rm", connected, stand.counts.docker_runs))
+        docker = stand.docker("docker run --rm", connected, stand.counts.docker_runs)
+    rivals = [docker] if docker is bare else [docker, bare]
     rivals.append(
         Contestant("bwrap", lambda: milliseconds(lambda: stand.bubblewrap.run("echo", "hi")), stand.counts.create)
     )
@@ -64,8 +65,8 @@ def create(stand: Stand) -> list[Row]:
     destroy()
     samples = take_turns(Contestant("Skerry", ours, stand.counts.create), *rivals, after=destroy)
     ratio = docker.samples.p50 / samples.p50 if docker.samples else None
-    if docker.samples:
-        rivals.insert(1, Contestant("… to its output only", values=outputs))
+    if bare.samples:
+        rivals.insert(rivals.index(bare) + 1, Contestant("… to its output only", values=outputs))
     goals = (samples.p50 <= 60, None if ratio is None else ratio >= 8)
     reach = "p50 ≤ 60 ms and 8x docker run"
     return [Row("create", "create, to the first command's output", reach, samples, rivals=rivals, goals=goals)]

@@ -20,6 +20,8 @@ log = structlog.get_logger(__name__)
 PREFIX = ".warm-"
 IMAGE = "host"
 RETRY = 5.0
+BREATH = 0.05
+"""Seconds before refilling, so that whoever has just taken a machine runs the first command undisturbed."""
 
 
 async def _nobody(*_: object) -> None:
@@ -66,6 +68,7 @@ class Pool:
         while True:
             await self._wanted.wait()
             self._wanted.clear()
+            await asyncio.sleep(BREATH)
             while len(self._ready) < self._size:
                 try:
                     self._ready.append(await self._make())

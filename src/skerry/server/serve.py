@@ -127,6 +127,7 @@ async def serve(settings: Settings, *, on_ready: Callable[[str], None] | None = 
             # What is here now is here for good: looking through it again and again would only make requests wait.
             gc.collect()
             gc.freeze()
+            gc.set_threshold(20_000, 20, 50)
             server = _Server(config, app.state.closing, lambda: on_ready(url) if on_ready else None)
             with announced(settings.home, url):
                 await server.serve(sockets=[listener])
