@@ -17,6 +17,8 @@ import stat
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from typing import Any
 
+from pydantic_core import from_json
+
 from skerry.errors import SandboxLostError, UnsupportedError
 from skerry.portal.contract import Portal, Stat
 from skerry.portal.packets import PACKET, Nonsense, Packets, close_all
@@ -383,9 +385,16 @@ def _parse(data: bytes, fds: list[int]) -> dict[str, Any]:
     return message
 
 
+def _decode(data: bytes) -> Any:
+    try:
+        return from_json(data)
+    except ValueError:
+        return json.loads(data)  # which also takes lone surrogates, as names that are not UTF-8 have
+
+
 def _json(data: bytes) -> dict[str, Any]:
     try:
-        message = json.loads(data)
+        message = _decode(data)
     except (ValueError, RecursionError) as error:
         raise Nonsense("a message that is not JSON") from error
     if not isinstance(message, dict):

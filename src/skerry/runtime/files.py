@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import builtins
 import codecs
 import errno
 import os
 import posixpath
 import stat
 from collections.abc import AsyncIterator
-from typing import Literal
+from typing import Any, Literal
 
 from skerry.errors import (
     FileExistsInSandboxError,
@@ -27,7 +28,7 @@ from skerry.models import ExtractResult, FileContent, FileEvent, FileInfo
 from skerry.portal.contract import Portal, Stat
 from skerry.runtime.archive import archive, extract
 from skerry.runtime.content import CHUNK, OpenFile, check_regular, is_binary, mime_type, open_regular, write_whole
-from skerry.runtime.paths import check_changeable, describe, errors_about, resolve
+from skerry.runtime.paths import check_changeable, describe, errors_about, facts, resolve
 from skerry.runtime.tool import Tool, run_tool
 
 READ_LIMIT = 32 << 20
@@ -262,6 +263,12 @@ class Files:
 
     async def list(self, path: str | None = None, *, recursive: bool = False, hidden: bool = False) -> list[FileInfo]:
         """The entries of a directory ordered by path; without ``hidden``, none that begin with a dot."""
+        return describe(await self.rows(path, recursive=recursive, hidden=hidden))
+
+    async def rows(
+        self, path: str | None = None, *, recursive: bool = False, hidden: bool = False
+    ) -> builtins.list[dict[str, Any]]:
+        """The same as they are written in JSON."""
         path = self._base if path is None else resolve(path, self._base)
         if recursive:
             entries = await _list_tree(self._portal, path, hidden)
@@ -269,17 +276,17 @@ class Files:
             with errors_about(path):
                 entries = [(entry.name, entry) for entry in await self._portal.list(path)]
         prefix = path.rstrip("/") + "/"
-        return describe(
-            (entry, prefix + relative, relative)
+        return [
+            facts(entry, prefix + relative, relative)
             for relative, entry in sorted(entries, key=lambda pair: pair[0])
             if hidden or not entry.name.startswith(".")
-        )
+        ]
 
     async def stat(self, path: str) -> FileInfo:
         path = resolve(path, self._base)
         with errors_about(path):
             entry = await self._portal.stat(path, follow=False)
-        return describe([(entry, path, posixpath.basename(path) or "/")])[0]
+        return describe([facts(entry, path, posixpath.basename(path) or "/")])[0]
 
     async def exists(self, path: str) -> bool:
         path = resolve(path, self._base)

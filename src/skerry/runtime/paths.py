@@ -6,10 +6,11 @@ import base64
 import os
 import posixpath
 import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from functools import cache, lru_cache
+from typing import Any
 
 from pydantic import TypeAdapter
 
@@ -20,7 +21,7 @@ from skerry.errors import (
     NameTooLongError,
     error_from_errno,
 )
-from skerry.models import FileInfo, FileType, Permissions
+from skerry.models import FileInfo, FileType
 from skerry.portal.contract import Stat
 
 PROTECTED = ("/etc", "/var", "/usr", "/bin", "/sbin", "/boot", "/dev", "/proc", "/sys")
@@ -76,29 +77,31 @@ def errors_about(path: str) -> Iterator[None]:
 _files = TypeAdapter(list[FileInfo])
 
 
-def describe(entries: Iterable[tuple[Stat, str, str]]) -> list[FileInfo]:
-    """Entries, each with its path and its path in the listing, as the API shows them; all at once, because a directory
-    may hold many thousands."""
-    return _files.validate_python([_facts(*entry) for entry in entries])
+def describe(rows: list[dict[str, Any]]) -> list[FileInfo]:
+    return _files.validate_python(rows)
 
 
-def _facts(entry: Stat, path: str, relative: str) -> dict[str, object]:
-    """Permissions are the owner's, and the owner is who commands run as."""
+def facts(entry: Stat, path: str, relative: str) -> dict[str, Any]:
+    """An entry as the API writes it: a FileInfo in JSON's names. A listing holds many thousands, so it is made once and
+    not turned into a model on its way out. Permissions are the owner's, and the owner is who commands run as."""
     mode = entry.mode & 0o177777
     name = relative.rsplit("/", 1)[-1]
     text = shown(name)
-    return {
+    row = {
         "name": text,
-        "absolute_path": shown(path),
-        "relative_path": shown(relative),
+        "absolutePath": shown(path),
+        "relativePath": shown(relative),
         "type": _type(mode),
         "size": entry.size,
-        "modified_at": _time(entry.mtime_ns),
+        "modifiedAt": _time(entry.mtime_ns),
         "mode": _letters(mode),
         "permissions": _permissions(mode & stat.S_IRWXU),
-        "target": None if entry.target is None else shown(entry.target),
-        "raw_name": None if text == name else base64.b64encode(os.fsencode(name)).decode(),
     }
+    if entry.target is not None:
+        row["target"] = shown(entry.target)
+    if text != name:
+        row["rawName"] = base64.b64encode(os.fsencode(name)).decode()
+    return row
 
 
 @lru_cache(maxsize=1024)
@@ -107,10 +110,9 @@ def _letters(mode: int) -> str:
 
 
 @cache
-def _permissions(mode: int) -> Permissions:
-    return Permissions(
-        readable=bool(mode & stat.S_IRUSR), writable=bool(mode & stat.S_IWUSR), executable=bool(mode & stat.S_IXUSR)
-    )
+def _permissions(mode: int) -> dict[str, bool]:
+    bits = {"readable": stat.S_IRUSR, "writable": stat.S_IWUSR, "executable": stat.S_IXUSR}
+    return {name: bool(mode & bit) for name, bit in bits.items()}
 
 
 def _type(mode: int) -> FileType:

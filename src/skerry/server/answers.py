@@ -6,7 +6,6 @@ from fastapi import Response
 from pydantic import BaseModel
 
 
-def answer(model: BaseModel, status: int = 200, *, sparse: bool = False) -> Response:
-    """``sparse`` leaves out what is null, for answers with thousands of parts."""
+def answer(model: BaseModel, status: int = 200) -> Response:
     # A Response is passed on as it is; FastAPI would validate and serialise a model a second time.
-    return Response(model.model_dump_json(by_alias=True, exclude_none=sparse), status, media_type="application/json")
+    return Response(model.model_dump_json(by_alias=True), status, media_type="application/json")

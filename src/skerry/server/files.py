@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Any, cast
 
 from fastapi import APIRouter, Header, Query, Request, Response
+from pydantic_core import to_json
 
 from skerry.control.registry import Registry
 from skerry.models import (
@@ -99,9 +100,9 @@ def routes(registry: Registry) -> APIRouter:
         id: SandboxId, path: FilePath = "/workspace", recursive: bool = False, hidden: bool = False
     ) -> Response:
         async with registry.use(id) as runtime:
-            files = await runtime.files.list(path, recursive=recursive, hidden=hidden)
-        found = FileList.model_construct(ok=True, sandbox_id=id, path=path, files=files, count=len(files))
-        return answer(found, sparse=True)
+            rows = await runtime.files.rows(path, recursive=recursive, hidden=hidden)
+        found = {"ok": True, "sandboxId": id, "path": path, "files": rows, "count": len(rows)}
+        return Response(to_json(found), media_type="application/json")
 
     @router.get("/files/stat", response_model=StatResult)
     async def stat_file(id: SandboxId, path: FilePath) -> Response:
