@@ -17,7 +17,7 @@ from skerry.errors import (
     SessionExistsError,
     SessionNotFoundError,
 )
-from skerry.models import CreateSession, ExecRequest, ExecResult, StartProcess
+from skerry.models import CreateSession, ExecRequest, ExecResult, GitClone, StartProcess
 from skerry.runtime.runtime import Runtime
 from tests.machines import descriptors
 
@@ -304,3 +304,13 @@ async def test_commands_leave_no_descriptors_behind(sh: Sh) -> None:
     before = await descriptors()
     await some(20)
     assert await descriptors(before) <= before
+
+
+async def test_git_in_a_session_has_what_the_session_exports(runtime: Runtime, sh: Sh) -> None:
+    await sh("git init -q /tmp/origin; cd /tmp/origin; git -c user.name=a -c user.email=b commit -qm x --allow-empty")
+    await runtime.sessions.create(CreateSession(id="work"))
+    # A template that only this session names, and that every clone it makes carries a file of.
+    await sh("mkdir -p /tmp/t; echo mine >/tmp/t/mark; export GIT_TEMPLATE_DIR=/tmp/t", session="work")
+    await runtime.git.clone(GitClone(repo_url="/tmp/origin", target_dir="ours", session="work"))
+    await runtime.git.clone(GitClone(repo_url="/tmp/origin", target_dir="theirs"))
+    assert (await sh("cat ours/.git/mark; ls theirs/.git/mark", cwd="/workspace")).stdout == "mine\n"

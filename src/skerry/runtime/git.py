@@ -8,7 +8,7 @@ import fcntl
 import os
 import re
 import signal
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
 from types import TracebackType
 from typing import Self
@@ -74,11 +74,23 @@ FAILURES: tuple[tuple[type[SkerryError], str, str], ...] = (
 )
 
 
+InSession = Callable[[str], Awaitable[tuple[Portal, Mapping[str, str]]]]
+
+
 class Git:
-    def __init__(self, portal: Portal, env: Mapping[str, str], base: str = "/workspace") -> None:
+    """``in_session`` says where, and with which variables, a session's processes run."""
+
+    def __init__(
+        self,
+        portal: Portal,
+        env: Mapping[str, str],
+        base: str = "/workspace",
+        in_session: InSession | None = None,
+    ) -> None:
         self._portal = portal
         self._env = env
         self._base = base
+        self._in_session = in_session
 
     async def clone(self, request: GitClone) -> GitCloneResult:
         async with aclosing(self._clone(request)) as steps:
@@ -104,6 +116,12 @@ class Git:
                 yield GitEvent(type="error", error=error.to_wire()["error"])
 
     async def _clone(self, request: GitClone) -> AsyncGenerator[str | GitCloneResult, None]:
+        if request.session is not None and self._in_session is not None:
+            portal, env = await self._in_session(request.session)
+            async with aclosing(Git(portal, env, self._base)._clone(request)) as steps:
+                async for step in steps:
+                    yield step
+            return
         repository = parse_repository(request.repo_url, request.username, request.password)
         check_branch(request.branch)
         target = check_changeable(resolve(request.target_dir or repository.name, self._base), force=False)

@@ -44,7 +44,7 @@ class Runtime:
         self.processes = Processes(self.sessions, on_process, past)
         self.files = Files(portal)
         self.watches = Watches(portal)
-        self.git = Git(portal, self.sessions.env)
+        self.git = Git(portal, self.sessions.env, in_session=self._in_session)
 
     async def close(self) -> None:
         await self.processes.close()
@@ -137,6 +137,11 @@ class Runtime:
             timeout=timeout if timeout is not None else self.sessions.default_timeout,
             on_start=on_start,
         )
+
+    async def _in_session(self, id: str) -> tuple[Portal, Mapping[str, str]]:
+        session = self.sessions.find(id)
+        _, env = await session.state()
+        return session.portal, env
 
     # -- terminals and ports -------------------------------------------------------------------------------------------
 
