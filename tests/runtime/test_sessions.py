@@ -212,8 +212,11 @@ async def test_sessions_share_files_but_say_who_they_are(runtime: Runtime, sh: S
 async def test_session_ids_are_unique_listed_and_deletable(runtime: Runtime, sh: Sh) -> None:
     await sh("true")
     await runtime.sessions.create(CreateSession(id="a", isolation=False))
+    await sh("A=kept", session="a")
+    await runtime.sessions.create(CreateSession(id="a", isolation=False))
+    assert (await sh("echo $A", session="a")).stdout == "kept\n"  # asked for again in the same words: the same one
     with pytest.raises(SessionExistsError):
-        await runtime.sessions.create(CreateSession(id="a", isolation=False))
+        await runtime.sessions.create(CreateSession(id="a", isolation=False, env={"B": "1"}))
     assert sorted(s.id for s in runtime.sessions.list()) == ["a", "default"]
     await runtime.sessions.delete("a")
     with pytest.raises(SessionNotFoundError) as error:

@@ -37,16 +37,16 @@ class Session:
         prefixes: Callable[[], str],
         *,
         env: Mapping[str, str],
-        own_env: Mapping[str, str],
         cwd: str,
         isolated: bool,
         command_timeout: float | None = None,
+        request: CreateSession,
     ) -> None:
         self.id = id
+        self.request = request
         self.portal = portal
         self.isolated = isolated
         self.command_timeout = command_timeout
-        self._own_env = dict(own_env)
         self._env = {**env, "SESSION_ID": id, "SESSION_CWD": cwd, "SESSION_ISOLATED": "1" if isolated else "0"}
         self._cwd = cwd
         self._prefixes = prefixes
@@ -62,7 +62,7 @@ class Session:
         return SessionInfo(
             id=self.id,
             cwd=self._state[0],
-            env=self._own_env,
+            env=self.request.env,
             isolated=self.isolated,
             created_at=self._created,
             busy=self._lock.locked(),
@@ -151,13 +151,18 @@ class Sessions:
         return self._timeout
 
     async def create(self, request: CreateSession) -> SessionInfo:
+        """A new session, or the one that was created with the very same request."""
         id = request.id or f"session-{int(time.time() * 1000)}-{secrets.token_hex(3)}"
         check_id(id, "a session")
         check_env(request.env)
         check_cwd(request.cwd)
-        if id in self._sessions or id == DEFAULT:
+        old = self._sessions.get(id)
+        if old is not None and old.request == request:
+            return old.info()
+        if old is not None or id == DEFAULT:
             raise SessionExistsError(
-                f"Session {id!r} already exists.", hint="Use it, delete it first, or choose another id."
+                f"Session {id!r} already exists, with other options.",
+                hint="Use it, delete it first, or choose another id.",
             )
         try:
             await self.portal.stat(request.cwd)
@@ -188,10 +193,10 @@ class Sessions:
             portal,
             lambda: f"{portal.scratch}/{next(self._counter)}-",
             env=merged(self._env, request.env),
-            own_env=request.env,
             cwd=request.cwd,
             isolated=isolated,
             command_timeout=timeout,
+            request=request,
         )
 
     async def warm(self) -> None:

@@ -65,8 +65,10 @@ def routes(registry: Registry) -> APIRouter:
 
     @router.post("/sessions", status_code=201, response_model=SessionInfo)
     async def create_session(id: SandboxId, body: CreateSession | None = None) -> Response:
+        wanted = body or CreateSession()
         async with registry.use(id) as runtime:
-            return answer(await runtime.sessions.create(body or CreateSession()), 201)
+            known = {session.id for session in runtime.sessions.list()}
+            return answer(await runtime.sessions.create(wanted), 200 if wanted.id in known else 201)
 
     @router.get("/sessions", response_model=SessionList)
     async def list_sessions(id: SandboxId) -> Response:
