@@ -83,7 +83,8 @@ class Family:
         return [*chosen, self.root] if rooted and not spare_root else list(chosen)
 
     def signal(self, number: int, spare: Collection[int] = (), spare_root: bool = False) -> int:
-        return sum(send(pid, number) for pid in self.members(spare, spare_root))
+        # The root first: a shell that sees its child end before it gets the signal itself would remark on it.
+        return sum(send(pid, number) for pid in reversed(self.members(spare, spare_root)))
 
     def kill(self, spare: Collection[int] = (), spare_root: bool = False) -> int:
         """Everything is stopped before anything is killed: a parent that dies first lets its children slip away.
