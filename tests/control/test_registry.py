@@ -231,6 +231,7 @@ async def test_two_processes_may_share_a_home_but_not_a_running_sandbox(tmp_path
         await run(one, "shared", "echo x >f")
         with pytest.raises(SandboxBusyError, match="another process"):
             await run(two, "shared", "true")
+        assert (await two.get("shared")).state == State.ACTIVE
         assert (await run(two, "other", "echo fine")).stdout == "fine\n"
         await one.stop("shared")
         assert (await run(two, "shared", "cat f")).stdout == "x\n"

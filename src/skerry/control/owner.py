@@ -11,6 +11,7 @@ import contextlib
 import time
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 
 import structlog
 
@@ -72,6 +73,8 @@ class Owner:
         if self._runtime is not None:
             return
         row = self.row
+        # Before anything is recorded: the record of a machine that another process runs is that process's to keep.
+        await self._provider.require_idle(self.id)
         if row.starts and not row.ephemeral and not await self._provider.exists(self.id):
             raise SandboxStartError(
                 f"The files of sandbox {self.id!r} are missing, so it was not started over an empty disk.",
@@ -88,6 +91,9 @@ class Owner:
             await recording
         except SkerryError as error:
             await asyncio.gather(recording, return_exceptions=True)
+            machine, self._machine, self._runtime = self._machine, None, None
+            if machine is not None:
+                await machine.stop()
             self._save(state=State.FAILED, starts=row.starts, last_stop=error.message)
             self._record("failed", error.message)
             raise
@@ -98,13 +104,13 @@ class Owner:
     async def _launch(self) -> None:
         past = await self._store.processes(self.id) if self.row.starts > 1 else []
         spec = Spec(id=self.id, image=self.row.image, limits=self.row.limits)
-        self._machine = await self._provider.start(spec, self._died)
+        self._machine = await self._provider.start(spec, partial(self._died, self.row.starts))
         self._runtime = Runtime(self._machine.portal, env=self.row.env, on_process=self._process, past=past)
 
     async def _adopt(self, warm: Warm) -> None:
         """A machine that was started in advance becomes this one."""
         await self._provider.rename(warm.machine, self.id)
-        warm.on_death, warm.on_process = self._died, self._process
+        warm.on_death, warm.on_process = partial(self._died, self.row.starts), self._process
         self._machine = warm.machine
         self._runtime = warm.runtime
         if self.row.env:
@@ -151,13 +157,14 @@ class Owner:
 
     # -- what the machine reports --------------------------------------------------------------------------------------
 
-    async def _died(self, reason: str) -> None:
+    async def _died(self, start: int, reason: str) -> None:
         async with self.life:
+            if start != self.row.starts or self._runtime is None:
+                return  # it was stopped meanwhile, or lives again
             runtime, self._runtime = self._runtime, None
             self._machine = None
-            if runtime is not None:
-                with contextlib.suppress(SkerryError):
-                    await runtime.close()
+            with contextlib.suppress(SkerryError):
+                await runtime.close()
             self._put_down(f"It ended unexpectedly: {reason}.")
             log.warning("sandbox ended unexpectedly", sandbox=self.id, reason=reason)
 

@@ -19,7 +19,7 @@ from skerry.control.ledger import Ledger
 from skerry.control.owner import Owner, describe
 from skerry.control.pool import Pool
 from skerry.control.store import SandboxRow, Store
-from skerry.errors import ConflictError, ImageInUseError, SandboxExistsError, SandboxNotFoundError
+from skerry.errors import ConflictError, ImageInUseError, SandboxBusyError, SandboxExistsError, SandboxNotFoundError
 from skerry.models import (
     CreateSandbox,
     ImageInfo,
@@ -90,10 +90,12 @@ class Registry:
         """Put right what a server that ended without saying so has left behind, and say so."""
         rows = await self._store.all_sandboxes(self._node)
         for row in rows:
-            if row.state == State.DESTROYED and not await self.provider.running(row.id):
+            if row.state not in (State.ACTIVE, State.STARTING, State.DESTROYED) or not await self._idle(row.id):
+                continue
+            if row.state == State.DESTROYED:
                 await self.provider.forget(row.id)
                 await self._store.delete_sandbox(row.id)
-            elif row.state in (State.ACTIVE, State.STARTING) and not await self.provider.running(row.id):
+            else:
                 reason = "The server ended unexpectedly; processes that were running ended with it. The files are kept."
                 if row.ephemeral:
                     await self.provider.forget(row.id)
@@ -103,6 +105,13 @@ class Registry:
                 await self._store.add_event(row.id, "stopped", reason)
         for what in await self.provider.sweep({row.id for row in rows}):
             log.info("swept", what=what)
+
+    async def _idle(self, id: str) -> bool:
+        try:
+            await self.provider.require_idle(id)
+        except SandboxBusyError:
+            return False
+        return True
 
     # -- sandboxes -----------------------------------------------------------------------------------------------------
 

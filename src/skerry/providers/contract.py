@@ -60,8 +60,8 @@ class Provider(Protocol):
         """Give a machine that was started in advance, and has no past, the id it turned out to have."""
         ...
 
-    async def running(self, id: str) -> bool:
-        """Whether some process, this one or another, runs the machine now."""
+    async def require_idle(self, id: str) -> None:
+        """Raises ``SandboxBusyError`` while some process, this one or another, runs the machine."""
         ...
 
     async def forget(self, id: str) -> None:

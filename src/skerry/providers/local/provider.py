@@ -253,7 +253,10 @@ class LocalProvider:
         assert isinstance(machine, LocalMachine)
         old = machine.key.partition("/")[0]
         # The overlay holds its directories by inode, and the lock travels with them.
-        self._directory(old).rename(self._directory(id))
+        try:
+            self._directory(old).rename(self._directory(id))
+        except OSError as error:
+            raise SandboxStartError(f"The sandbox could not be started: {error.strerror}.") from error
         await self.launcher.rename(machine.key, id)
 
     async def enter(self, machine: LocalMachine) -> SocketPortal:
@@ -386,18 +389,9 @@ class LocalProvider:
 
     # -- files of machines ---------------------------------------------------------------------------------------------
 
-    async def running(self, id: str) -> bool:
-        try:
-            lock = os.open(self._directory(id) / "lock", os.O_RDWR | os.O_CLOEXEC)
-        except FileNotFoundError:
-            return False
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return False
-        except BlockingIOError:
-            return True
-        finally:
-            os.close(lock)
+    async def require_idle(self, id: str) -> None:
+        if self._directory(id).exists():
+            os.close(await self._acquire(id))
 
     async def exists(self, id: str) -> bool:
         return (self._directory(id) / "root").is_dir()
