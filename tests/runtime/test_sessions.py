@@ -145,6 +145,14 @@ async def test_a_command_that_ignores_every_polite_signal_is_killed(sh: Sh) -> N
     assert (await sh("pgrep -x sleep")).exit_code == 1
 
 
+async def test_a_shell_survives_the_removal_of_its_own_files(runtime: Runtime, sh: Sh) -> None:
+    await sh("A=kept")
+    await sh(f"rm -rf {runtime.portal.scratch}")
+    for _ in range(3):
+        result = await sh("echo $A; pwd", cwd="/tmp", session="default")
+    assert result.stdout == "kept\n/tmp\n"
+
+
 async def test_a_command_that_closes_its_stdout_still_ends_properly(sh: Sh) -> None:
     result = await sh("echo seen; exec 1>&- 2>&-; sleep 0.1; (exit 5)")
     assert (result.stdout, result.exit_code) == ("seen\n", 5)

@@ -186,7 +186,8 @@ class Shell:
             await asyncio.shield(self._recovery)
         order = await self._arrange(task)
         assert self._prepared is not None
-        out, err = await self._prepared
+        # Shielded: a caller who gives up here must not take the next one's FIFOs along.
+        out, err = await asyncio.shield(self._prepared)
         self._prepared = None
         pumps = [Pump(out, on_stdout), Pump(err, on_stderr)]
         self._pumps = pumps
@@ -211,6 +212,10 @@ class Shell:
 
     async def _arrange(self, task: Task) -> bytes:
         """Put the command and what belongs to it where bash will find it; the line that makes bash run it."""
+        if os.fstat(self._command).st_nlink == 0:  # someone cleaned up in /run
+            os.close(self._command)
+            self._command = await self._open("bash")
+            self._steps.clear()
         then = "bash"
         if task.step is not None:
             then = await self._step(task.step)
@@ -317,7 +322,11 @@ class Shell:
 
     async def _fifo(self, name: str) -> int:
         path = f"{self._prefix}{name}"
-        await self._portal.fifo(path)
+        try:
+            await self._portal.fifo(path)
+        except FileNotFoundError:
+            await self._portal.mkdir(self._portal.scratch, 0o700, parents=True)
+            await self._portal.fifo(path)
         fd = await self._portal.open(path, os.O_RDONLY)
         if not stat.S_ISFIFO(os.fstat(fd).st_mode):
             os.close(fd)
@@ -328,7 +337,12 @@ class Shell:
 
     async def _open(self, name: str) -> int:
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
-        fd = await self._portal.open(f"{self._prefix}{name}", flags, 0o600)
+        path = f"{self._prefix}{name}"
+        try:
+            fd = await self._portal.open(path, flags, 0o600)
+        except FileNotFoundError:
+            await self._portal.mkdir(self._portal.scratch, 0o700, parents=True)
+            fd = await self._portal.open(path, flags, 0o600)
         if not stat.S_ISREG(os.fstat(fd).st_mode):
             os.close(fd)
             raise SandboxLostError("The sandbox gave something else than the file it was asked for.")
