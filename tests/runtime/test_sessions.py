@@ -274,6 +274,23 @@ async def test_cancelling_a_command_kills_it_and_leaves_the_session_usable(runti
     assert (await sh("sleep 0.1; pgrep -f 'sleep 600'; echo $A")).stdout == "kept\n"
 
 
+async def test_cancelling_at_any_moment_leaves_the_session_and_its_state_usable(sh: Sh) -> None:
+    failures: list[dict[str, object]] = []
+    loop = asyncio.get_running_loop()
+    loop.set_exception_handler(lambda _, context: failures.append(context))
+    try:
+        await sh("A=kept")
+        for n in range(100):
+            task = asyncio.create_task(sh("echo some output"))
+            await asyncio.sleep(0.00003 * n)  # from before it is sent to after it is done
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+            assert (await sh("echo $A")).stdout == "kept\n", n
+    finally:
+        loop.set_exception_handler(None)
+    assert failures == []
+
+
 async def test_streamed_output_arrives_while_the_command_runs(runtime: Runtime) -> None:
     seen = []
     command = "echo one; until [ -e /tmp/gate ]; do sleep 0.01; done; echo two >&2; exit 4"

@@ -73,13 +73,22 @@ class Pump:
                 break
             left -= count
 
+    def settle(self) -> None:
+        """The command has ended: take what it wrote. What still comes is from its background children, who must not die
+        of a broken pipe; it is read, into nothing."""
+        self.drain()
+        if self._fd >= 0:
+            self.pause()
+            self._sink = _nothing
+            self._discard()
+
     def abandon(self) -> None:
-        """Keep reading, into nothing: a background child of a finished command must not die of a broken pipe."""
-        if self._fd < 0:
-            return
-        self.pause()
-        self._sink = _nothing
-        self._discard()
+        """Read on, into nothing, from the moment there is something to read. Not before: a FIFO that nobody has opened
+        for writing yet looks as if it were at its end, and closing it would leave that writer waiting for ever."""
+        if self._fd >= 0:
+            self.pause()
+            self._sink = _nothing
+            self._await_more()
 
     def _discard(self) -> None:
         if self._fd < 0:
@@ -88,10 +97,13 @@ class Pump:
         count = self._read(MEMORY)
         if self._fd >= 0:
             if count == 0:
-                self._loop.add_reader(self._fd, self._discard_later)
-                self._reading = True
+                self._await_more()
             else:
                 self._loop.call_later(DRAIN_PAUSE, self._discard)
+
+    def _await_more(self) -> None:
+        self._reading = True
+        self._loop.add_reader(self._fd, self._discard_later)
 
     def _discard_later(self) -> None:
         self.pause()

@@ -113,8 +113,7 @@ async def run_once(
         if feeding is not None:
             feeding.cancel()
         for pump in pumps:
-            pump.drain()
-            pump.abandon()
+            pump.settle()
 
 
 async def _feed(fd: int, data: bytes) -> None:

@@ -168,7 +168,7 @@ class Processes:
             status, error = (ProcessStatus.COMPLETED if code == 0 else ProcessStatus.FAILED), None
         self._finish(process, status, exit_code, error)
         for pump in pumps:
-            pump.abandon()
+            pump.settle()
         try:
             await asyncio.gather(*(pump.ended for pump in pumps))
         finally:

@@ -99,6 +99,8 @@ class Session:
     async def _ready(self) -> Shell:
         if self._closed is not None:
             raise self._closed
+        if self._shell is not None:
+            await self._shell.recovered()
         if self._shell is None or not self._shell.alive:
             shell = Shell(self.portal, self._prefixes())
             try:

@@ -170,6 +170,11 @@ class Shell:
                     ) from error
                 raise error
 
+    async def recovered(self) -> None:
+        """Wait until a command whose caller gave up has ended; the shell may have ended with it."""
+        if self._recovery is not None:
+            await asyncio.shield(self._recovery)
+
     # -- running -------------------------------------------------------------------------------------------------------
 
     async def run(
@@ -182,8 +187,6 @@ class Shell:
         on_start: Callable[[Sequence[Pump]], None] | None = None,
     ) -> Outcome:
         """Run one command; cancelling ends it and leaves the shell usable. The sinks get output as it is written."""
-        if self._recovery is not None:
-            await asyncio.shield(self._recovery)
         order = await self._arrange(task)
         assert self._prepared is not None
         # Shielded: a caller who gives up here must not take the next one's FIFOs along.
@@ -203,6 +206,8 @@ class Shell:
                 await self._interrupt()
                 outcome = Outcome(TIMED_OUT, timed_out=True, shell_ended=not self.alive)
         except asyncio.CancelledError:
+            for pump in pumps:
+                pump.abandon()
             self._recovery = asyncio.get_running_loop().create_task(self._recover(pumps))
             raise
         self._settle(pumps)
@@ -264,9 +269,8 @@ class Shell:
     def _settle(self, pumps: Sequence[Pump]) -> None:
         """What was written before the status is in the pipes by now; whoever still writes is a background child."""
         for pump in pumps:
-            pump.drain()
+            pump.settle()
             if not pump.ended.done():
-                pump.abandon()
                 self._abandoned.add(pump)
                 pump.ended.add_done_callback(lambda _, p=pump: self._abandoned.discard(p))  # type: ignore[misc]
         self._pumps = []
@@ -289,8 +293,6 @@ class Shell:
 
     async def _recover(self, pumps: Sequence[Pump]) -> None:
         try:
-            for pump in pumps:
-                pump.abandon()
             await self._interrupt()
         except SandboxLostError:
             self.alive = False
