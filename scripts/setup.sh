@@ -47,5 +47,5 @@ if [ ! -e "$stamp" ] || [ pyproject.toml -nt "$stamp" ]; then
 fi
 
 if [ "$kind" = dev ]; then
-    apt_install pgrep=procps ip=iproute2 mmdebstrap=mmdebstrap newuidmap=uidmap tmux=tmux setpriv=util-linux
+    apt_install pgrep=procps ip=iproute2 mmdebstrap=mmdebstrap newuidmap=uidmap tmux=tmux setpriv=util-linux zstd=zstd
 fi
