@@ -88,7 +88,7 @@ def start(home: Path) -> Host:
         if _process != os.getpid():
             _servers.clear()
             _process = os.getpid()
-        _be_quiet()
+        logs.configure(logging.WARNING)
         server = _servers.get(home)
         if server is None or not server.alive():
             # Only this process can reach it, so the keys that guard a port guard nothing here.
@@ -96,11 +96,6 @@ def start(home: Path) -> Host:
             server.open()
             _servers[home] = server
         return server.host
-
-
-def _be_quiet() -> None:
-    """The log of a server has no place on the standard output of the user's program; warnings go to stderr."""
-    logs.configure(logging.WARNING)
 
 
 def stop_all() -> None:

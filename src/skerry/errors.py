@@ -332,7 +332,7 @@ def error_from_wire(status: int, body: Any) -> SkerryError:
     return kind(error["message"], hint=error.get("hint"), details=details if isinstance(details, dict) else None)
 
 
-_ERRNO: dict[int, tuple[type[FileError], str]] = {
+_ERRNO: dict[int, tuple[type[SkerryError], str]] = {
     errno.ENOENT: (FileNotFoundInSandboxError, "does not exist"),
     errno.EEXIST: (FileExistsInSandboxError, "already exists"),
     errno.EISDIR: (IsDirectoryError, "is a directory"),
@@ -344,7 +344,7 @@ _ERRNO: dict[int, tuple[type[FileError], str]] = {
     errno.ENAMETOOLONG: (NameTooLongError, "has a name that is too long"),
     errno.ENOSPC: (NoSpaceError, "cannot be written: no space is left"),
     errno.EDQUOT: (NoSpaceError, "cannot be written: the disk quota is used up"),
-    errno.ELOOP: (InvalidPathError, "goes through too many symbolic links"),  # type: ignore[dict-item]
+    errno.ELOOP: (InvalidPathError, "goes through too many symbolic links"),
     errno.ENXIO: (NotRegularFileError, "is not a regular file"),
 }
 

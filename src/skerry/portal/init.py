@@ -36,13 +36,11 @@ known: dict[int, Any] = {}
 
 def prctl(*arguments: int) -> int:
     """Through the C half of ctypes, whose Python half costs as much as all other imports together."""
-    global _prctl
-    if _prctl is None:
-        import _ctypes
-
-        _prctl = _ctypes.dlsym(_ctypes.dlopen(None, os.RTLD_NOW), "prctl")  # type: ignore[arg-type]
     import _ctypes
 
+    global _prctl
+    if _prctl is None:
+        _prctl = _ctypes.dlsym(_ctypes.dlopen(None, os.RTLD_NOW), "prctl")  # type: ignore[arg-type]
     return int(_ctypes.call_function(_prctl, arguments))
 
 

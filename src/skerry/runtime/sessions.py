@@ -138,7 +138,6 @@ class Sessions:
         self.portal = portal
         self._env = merged(DEFAULTS, env)
         self._sessions: dict[str, Session] = {}
-        self._isolated: dict[str, Portal] = {}
         self._counter = itertools.count(1)
         timeout = env.get("COMMAND_TIMEOUT_MS", "")
         self._timeout = int(timeout) / 1000 if timeout.isdigit() and int(timeout) > 0 else None
@@ -184,8 +183,6 @@ class Sessions:
                 await portal.close()
             raise SessionExistsError(f"Session {id!r} already exists.")
         self._sessions[id] = session
-        if isolated:
-            self._isolated[id] = portal
         return session.info()
 
     def _make(self, id: str, portal: Portal, isolated: bool, request: CreateSession) -> Session:
@@ -234,16 +231,14 @@ class Sessions:
         del self._sessions[id]
         with contextlib.suppress(SandboxLostError):
             await session.close(SessionNotFoundError(f"Session {id!r} was deleted."))
-        portal = self._isolated.pop(id, None)
-        if portal is not None:
-            await portal.close()
+        if session.isolated:
+            await session.portal.close()
 
     async def close(self) -> None:
         gone = SandboxLostError("The sandbox is no longer running: it was stopped.")
         for session in list(self._sessions.values()):
             await session.close(gone)
         self._sessions.clear()
-        self._isolated.clear()
 
 
 def _nothing(data: bytes) -> None:
