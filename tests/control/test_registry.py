@@ -18,9 +18,11 @@ from skerry.errors import (
     SandboxLostError,
     SandboxNotFoundError,
     SandboxStartError,
+    StoreError,
 )
 from skerry.models import CreateSandbox, ExecRequest, ExecResult, SetEnv, StartProcess, State, UpdateSandbox
 from skerry.settings import Settings
+from tests.machines import descriptors
 
 
 async def run(registry: Registry, id: str, command: str, **options: object) -> ExecResult:
@@ -238,6 +240,16 @@ async def test_two_processes_may_share_a_home_but_not_a_running_sandbox(tmp_path
     finally:
         await one.close()
         await two.close()
+
+
+async def test_a_server_that_cannot_open_its_store_leaves_nothing_behind(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    before = await descriptors()
+    with pytest.raises(StoreError):
+        await open_registry(Settings(home=home, database_url="postgresql://nobody@127.0.0.1:1/none"))
+    assert await descriptors(before) <= before
+    second = await open_registry(Settings(home=home))  # would wait for ever for a home that is still taken
+    await second.close()
 
 
 async def test_a_warm_machine_becomes_the_sandbox_that_is_asked_for(tmp_path: Path) -> None:

@@ -63,10 +63,15 @@ class Registry:
 
     async def open(self) -> None:
         await self.provider.open()
-        await self._store.open()
-        self._node = _node(self.settings.home)
+        try:
+            await self._store.open()
+            self._node = _node(self.settings.home)
+            await self._settle()
+        except BaseException:
+            await self._store.close()
+            await self.provider.close()
+            raise
         self._ledger.open()
-        await self._settle()
         self._pool.open()
         self._reaper = asyncio.get_running_loop().create_task(self._reap())
 

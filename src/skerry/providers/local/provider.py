@@ -147,9 +147,13 @@ class LocalProvider:
         self._open = True
         self.home.mkdir(parents=True, exist_ok=True)
         await asyncio.to_thread(self._occupy)
-        await asyncio.to_thread(self._prepare)
-        await self._launch()
-        await self._probe()
+        try:
+            await asyncio.to_thread(self._prepare)
+            await self._launch()
+            await self._probe()
+        except BaseException:
+            await self.close()
+            raise
 
     async def _launch(self) -> None:
         """Start the launcher; anew, should it ever have ended."""
@@ -197,7 +201,6 @@ class LocalProvider:
             machine = await self.start(spec, _ignore)
             await machine.stop()
         except SandboxStartError as error:
-            await self.close()
             wrong = [finding for finding in examine(self._settings) if finding.fatal and not finding.ok]
             hint = "; ".join(f"{f.name}: {f.remedy or f.detail}" for f in wrong) or "`skerry doctor` says more."
             raise HostUnfitError(f"This machine cannot run sandboxes. {error.message}", hint=hint) from error
