@@ -89,7 +89,7 @@ async def test_a_program_is_found_on_the_path_of_its_own_environment(portal, run
 async def test_every_descriptor_given_arrives_under_its_number_and_no_other(portal):
     pipes = [pipe("read") for _ in range(5)]
     null = os.open("/dev/null", os.O_RDONLY)
-    script = "for n in 1 2 3 4 5; do eval \"echo $n >&$n\"; done; ls /proc/$$/fd | tr '\\n' ' '"
+    script = 'for n in 1 2 3 4 5; do eval "echo $n >&$n"; done; ls /proc/$$/fd'
     try:
         stdio = [null, *(writer for _, writer in pipes)]
         child = await portal.spawn(["/bin/sh", "-c", script], env=ENV, cwd="/", stdio=stdio)

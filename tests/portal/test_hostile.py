@@ -37,7 +37,7 @@ class Villain:
 async def pair() -> AsyncIterator[tuple[SocketPortal, Villain, list[str]]]:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     lost: list[str] = []
-    portal = SocketPortal(ours, python=("python3",), tools="/t", scratch="/s", on_lost=lost.append)
+    portal = SocketPortal(ours, python=("python3",), tools="/t", code={}, scratch="/s", on_lost=lost.append)
     yield portal, Villain(theirs), lost
     await portal.close()
     theirs.close()

@@ -15,21 +15,24 @@ import pytest_asyncio
 from skerry.control.open import open_registry
 from skerry.control.registry import Registry
 from skerry.errors import ImageInUseError, ImageNotFoundError, UnsupportedError
-from skerry.models import CreateSandbox, ExecRequest, ExecResult
+from skerry.models import CreateSandbox, ExecRequest, ExecResult, RunCode
 from skerry.settings import Settings
 
 Sh = Callable[..., Awaitable[ExecResult]]
 
 
+def bootstrapped(tarball: Path, *options: str) -> Path:
+    assert shutil.which("mmdebstrap"), "needs mmdebstrap; `make test` installs it"
+    suite = platform.freedesktop_os_release()["VERSION_CODENAME"]
+    command = ["mmdebstrap", "--variant=minbase", "--quiet", *options, suite, str(tarball)]
+    subprocess.run(command, check=True, stdin=subprocess.DEVNULL, capture_output=True)
+    return tarball
+
+
 @pytest.fixture(scope="session")
 def debian(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A minimal Debian as a tarball: no Python, no git."""
-    assert shutil.which("mmdebstrap"), "needs mmdebstrap; `make test` installs it"
-    tarball = tmp_path_factory.mktemp("debian") / "debian.tar"
-    suite = platform.freedesktop_os_release()["VERSION_CODENAME"]
-    command = ["mmdebstrap", "--variant=minbase", "--quiet", suite, str(tarball)]
-    subprocess.run(command, check=True, stdin=subprocess.DEVNULL, capture_output=True)
-    return tarball
+    return bootstrapped(tmp_path_factory.mktemp("debian") / "debian.tar")
 
 
 @pytest_asyncio.fixture(scope="module")
@@ -111,3 +114,35 @@ async def test_an_image_without_bash_runs_commands_but_says_that_sessions_need_i
     await imported.destroy("nobash")
     await imported.remove_image("nobash")
     assert [image.name for image in await imported.provider.images()] == ["host", "debian"]
+
+
+async def test_code_runs_in_an_image_that_has_no_interpreter(imported: Registry, sh: Sh) -> None:
+    async with imported.use("deb") as runtime:
+        python = await runtime.code.run(RunCode(code="import pandas, sys; sys.executable"))
+        assert python.text == "'/run/skerry/bin/python3'", python.error
+        piped = (
+            "import subprocess, sys; subprocess.run([sys.executable, '-c', 'import numpy; print(6 * 7)'], check=True)"
+        )
+        assert (await runtime.code.run(RunCode(code=piped))).stdout == "42\n"
+        for language in ("javascript", "typescript"):
+            assert (await runtime.code.run(RunCode(code="6 * 7", language=language))).text == "42"
+    assert (await sh("node -p 6*7; python3 -c 'print(6*7)'; npm --version && pip --version")).stdout.startswith(
+        "42\n42\n"
+    )
+
+
+async def test_an_image_with_its_own_ipython_runs_code_in_that(imported: Registry, tmp_path: Path) -> None:
+    own = bootstrapped(tmp_path / "own.tar", "--include=python3-ipython")
+    await imported.provider.import_image("own", str(own))
+    await imported.create(CreateSandbox(id="own", image="own"))
+    async with imported.use("own") as runtime:
+        shown = await runtime.code.run(RunCode(code="import sys; print(sys.executable)\n[1, 2]"))
+        assert (shown.stdout, shown.error) == ("/usr/bin/python3\n", None)
+        assert shown.results[0].json_ == [1, 2]
+        failed = await runtime.code.run(RunCode(code="x = 1\nraise ValueError('no')"))
+        assert failed.error is not None
+        assert (failed.error.name, failed.error.line_number) == ("ValueError", 2)
+        assert (await runtime.code.run(RunCode(code="while True: pass", timeout=300))).timed_out
+        assert (await runtime.code.run(RunCode(code="x"))).text == "1"
+    await imported.destroy("own")
+    await imported.remove_image("own")

@@ -12,7 +12,7 @@ _PROGRAM = """
 import asyncio, json, os, sys
 from pathlib import Path
 from skerry.control.open import open_registry
-from skerry.models import CreateSession, ExecRequest, StartProcess
+from skerry.models import CreateSession, ExecRequest, RunCode, StartProcess
 from skerry.settings import Settings
 
 async def main():
@@ -29,6 +29,8 @@ async def main():
         found["file"] = (await runtime.files.read("f")).content
         await runtime.sessions.create(CreateSession(id="iso"))
         found["isolated"] = runtime.sessions.get("iso").isolated
+        for language, code in {"python": "import pandas; 6 * 7", "javascript": "6 * 7", "typescript": "6 * 7"}.items():
+            found[language] = (await runtime.code.run(RunCode(code=code, language=language))).text
         await runtime.processes.start(StartProcess(command="sleep 600"))
         found["hidden"] = await sh("pgrep -x sleep || echo none", session="iso")
     await registry.stop("mine")
@@ -54,5 +56,6 @@ def test_sandboxes_work_for_an_ordinary_user(subids: bool) -> None:
     assert found["useradd"] == ("bob" if subids else "")
     for key, value in {"id": "0", "kept": "/tmp\n1", "file": "content", "after": "content", "left": []}.items():
         assert found[key] == value, key
+    assert [found[language] for language in ("python", "javascript", "typescript")] == ["42"] * 3
     assert found["usr"].endswith("read-only")
     assert (found["isolated"], found["hidden"]) == (True, "none")

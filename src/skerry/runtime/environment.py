@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from skerry.errors import InvalidPathError, InvalidRequestError
 
-PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:/run/skerry/python/bin"
+PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:/run/skerry/bin:/run/skerry/node/bin"
 DEFAULTS = {
     "PATH": PATH,
     "HOME": "/root",

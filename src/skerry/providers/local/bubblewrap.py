@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from skerry.providers.local.toolbox import INSIDE, SCRATCH
+from skerry.providers.local.toolbox import SCRATCH
 
 # What root inside keeps of its powers, all of them only over its own user namespace: enough for package managers, su
 # and servers on low ports; not enough to mount, trace others' processes, open raw sockets or set the clock.
@@ -55,6 +55,6 @@ def arguments(
         line += ["--ro-bind", source, target]
     line += ["--proc", "/proc", "--dev", "/dev"]
     line += ["--perms", "1777", "--size", str(SHM_BYTES), "--tmpfs", "/dev/shm"]
-    line += ["--perms", "0755", "--size", str(RUN_BYTES), "--tmpfs", "/run", "--perms", "0755", "--dir", INSIDE]
+    line += ["--perms", "0755", "--size", str(RUN_BYTES), "--tmpfs", "/run"]
     line += [*toolbox, "--perms", "0700", "--dir", SCRATCH, "--chdir", "/"]
     return line

