@@ -7,12 +7,15 @@ import shutil
 import sys
 import time
 from collections.abc import Callable
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import typer
 from rich.markup import escape
 
 from skerry.cli.context import target_of
+
+if TYPE_CHECKING:
+    from skerry import Execution
 
 T = TypeVar("T")
 
@@ -24,6 +27,11 @@ print(f"{platform.system()} {platform.release()}, pid {os.getpid()}, {len(primes
 open("/workspace/primes.txt", "w").write(", ".join(map(str, primes)))
 """
 FETCH = f"from urllib.request import urlopen; print(urlopen('http://localhost:{PORT}/primes.txt').read().decode())"
+
+LOAD = (
+    "import pandas as pd; primes = pd.read_csv('primes.txt', header=None).T[0]; primes.diff().value_counts().to_dict()"
+)
+DRAW = "primes.plot(title='Primes below 100')"
 
 
 def register(app: typer.Typer) -> None:
@@ -65,9 +73,17 @@ def demo(context: typer.Context) -> None:
             "Wait for its port", lambda: server.wait_for_port(PORT, timeout=30), lambda done: f"HTTP {done.status_code}"
         )
         step("Fetch from it", lambda: _checked(sandbox.exec("python3", ["-c", FETCH])), lambda out: out)
+        step("Run Python, keep it", lambda: sandbox.run_code(LOAD).raise_for_error(), lambda done: str(done.text))
+        step("Draw from it", lambda: sandbox.run_code(DRAW).raise_for_error(), _drawn)
         step("Destroy the machine", sandbox.destroy, lambda _: "nothing is left of it")
     skerry = "skerry" if shutil.which("skerry") else os.path.relpath(sys.argv[0])
     print(f"Next: `{skerry} shell demo` opens a terminal in a machine of yours, `{skerry} serve` starts a server.")
+
+
+def _drawn(done: Execution) -> str:
+    picture = done.results[-1]
+    title = (picture.chart or {}).get("title")
+    return f"a PNG of {len(picture.png or '') * 3 // 4:,} bytes, and what it shows: {title}"
 
 
 def _own(out: str) -> str:

@@ -24,13 +24,18 @@ class SSEDecoder:
 
     def __init__(self) -> None:
         self._rest = b""
+        self._waiting: list[bytes] = []
         self._data: list[bytes] = []
         self._started = False
 
     def feed(self, chunk: bytes | str) -> list[bytes]:
         if isinstance(chunk, str):
             chunk = chunk.encode()
-        buffer = self._rest + chunk
+        if self._started and b"\n" not in chunk and b"\r" not in chunk and not self._rest.endswith(b"\r"):
+            self._waiting.append(chunk)  # a long line: joined once, when its end has come
+            return []
+        buffer = b"".join([self._rest, *self._waiting, chunk])
+        self._waiting.clear()
         if not self._started and buffer:
             if len(buffer) < 3 and b"\xef\xbb\xbf".startswith(buffer):
                 self._rest = buffer
@@ -46,7 +51,7 @@ class SSEDecoder:
 
     def end(self) -> list[bytes]:
         """What an unterminated stream still holds; a last event without its blank line is delivered."""
-        events = self.feed(b"\n\n") if self._rest else []
+        events = self.feed(b"\n\n") if self._rest or self._waiting else []
         if (event := self._line(b"")) is not None:
             events.append(event)
         return events
