@@ -40,7 +40,7 @@ class Service(Server):
 
     def sandbox_processes(self) -> set[int]:
         """Everything below the launcher, which is the server's only child."""
-        return {pid for pid in self.family() if _parent(pid) != self.process.pid}
+        return {pid for pid in self.family() if parent(pid) != self.process.pid}
 
     def await_pool(self, patience: float = 20) -> None:
         """Until every machine of the pool has its shell; only with no sandbox in use."""
@@ -84,7 +84,16 @@ def _name(pid: int) -> str:
         return ""
 
 
-def _parent(pid: int) -> int:
+def pid_inside(pid: int) -> int:
+    """The number a process has in the innermost of its namespaces."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return 0
+    return next(int(line.split()[-1]) for line in status.splitlines() if line.startswith("NSpid:"))
+
+
+def parent(pid: int) -> int:
     try:
         return int(Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[1])
     except (FileNotFoundError, ProcessLookupError):

@@ -12,8 +12,9 @@ from pathlib import Path
 import skerry
 from tests.bench.bubblewrap import Bubblewrap, bubblewrap
 from tests.bench.engine import Engine
+from tests.bench.kernel import Kernel, kernel
 from tests.bench.samples import Contestant, reason
-from tests.bench.service import service
+from tests.bench.service import Service, service
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,10 @@ class Counts:
     docker_runs: int = 15
     docker_execs: int = 30
     containers: int = 10
+    contexts: int = 40
+    kernels: int = 7
+    figures: int = 30
+    loads: int = 3
 
 
 FULL = Counts()
@@ -44,6 +49,10 @@ QUICK = Counts(
     docker_runs=5,
     docker_execs=10,
     containers=4,
+    contexts=15,
+    kernels=3,
+    figures=10,
+    loads=1,
 )
 
 
@@ -54,9 +63,11 @@ class Stand:
         self.counts = counts
         self._stack = ExitStack()
         self._numbers = itertools.count(1)
+        self._server: Service | None = None
         self._client: skerry.Client | None = None
         self._sandbox: skerry.Sandbox | None = None
         self._bubblewrap: Bubblewrap | None = None
+        self._kernel: Kernel | None = None
         self._container: str | None = None
 
     def __enter__(self) -> Stand:
@@ -69,10 +80,15 @@ class Stand:
         return f"bench-{next(self._numbers)}"
 
     @property
+    def server(self) -> Service:
+        if self._server is None:
+            self._server = self._stack.enter_context(service(self.scratch, "home"))
+        return self._server
+
+    @property
     def client(self) -> skerry.Client:
         if self._client is None:
-            server = self._stack.enter_context(service(self.scratch, "home"))
-            self._client = self._stack.enter_context(skerry.Client(server.url))
+            self._client = self._stack.enter_context(skerry.Client(self.server.url))
         return self._client
 
     @property
@@ -82,6 +98,12 @@ class Stand:
             self._sandbox = self.client.sandbox("bench")
             self._sandbox.exec("true")
         return self._sandbox
+
+    @property
+    def kernel(self) -> Kernel:
+        if self._kernel is None:
+            self._kernel = self._stack.enter_context(kernel(self.scratch))
+        return self._kernel
 
     @property
     def bubblewrap(self) -> Bubblewrap:

@@ -1,0 +1,28 @@
+"""The bench of previews: it measures beside the same server without them, and leaves nothing running."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.bench.test_code import _running
+
+NAMES = {"preview-page": "direct", "preview-websocket": "direct", "terminal": "a terminal of this machine"}
+
+
+def test_previews_are_measured_beside_the_server_itself(tmp_path: Path) -> None:
+    only = [part for name in NAMES for part in ("--only", name)]
+    line = [sys.executable, "-m", "tests.bench", "--quick", *only, "--json", str(tmp_path / "report.json")]
+    env = {**os.environ, "TMPDIR": str(tmp_path)}
+    done = subprocess.run(line, capture_output=True, text=True, timeout=100, check=False, env=env)
+    assert done.returncode == 0, done.stderr + done.stdout
+    rows = json.loads((tmp_path / "report.json").read_text())["rows"]
+    assert {row["name"]: row["rivals"][0]["name"] for row in rows} == NAMES
+    for row in rows:
+        assert row["skerry"]["n"] == row["rivals"][0]["n"] > 0
+        assert row["skerry"]["p50"] > row["rivals"][0]["p50"] > 0, "a detour was shorter than the straight way"
+    assert [path.name for path in tmp_path.iterdir()] == ["report.json"]
+    assert not _running(str(tmp_path))
