@@ -20,7 +20,17 @@ from skerry.errors import (
     SandboxStartError,
     StoreError,
 )
-from skerry.models import CreateSandbox, ExecRequest, ExecResult, SetEnv, StartProcess, State, UpdateSandbox
+from skerry.models import (
+    CreateContext,
+    CreateSandbox,
+    ExecRequest,
+    ExecResult,
+    RunCode,
+    SetEnv,
+    StartProcess,
+    State,
+    UpdateSandbox,
+)
 from skerry.settings import Settings
 from tests.machines import descriptors
 
@@ -269,3 +279,23 @@ async def test_a_warm_machine_becomes_the_sandbox_that_is_asked_for(tmp_path: Pa
     finally:
         await registry.close()
     assert sorted(p.name for p in (tmp_path / "home" / "sandboxes").iterdir()) == ["warm", "warm-env"]
+
+
+async def test_contexts_outlive_a_stop_and_say_that_their_state_is_gone(registry: Registry) -> None:
+    async with registry.use("thinker") as runtime:
+        await runtime.code.create(CreateContext(id="mine", language="python", env={"A": "1"}))
+        await runtime.code.create(CreateContext(id="other"))
+        await runtime.code.run(RunCode(code="x = 1", context="mine"))
+        await runtime.code.run(RunCode(code="x = 1"))
+        await runtime.code.delete("other")
+    await registry.stop("thinker")
+    async with registry.use("thinker") as runtime:
+        assert [(known.id, known.status) for known in runtime.code.list()] == [
+            ("mine", "ended"),
+            ("default-python", "ended"),
+        ]
+        for context in ("mine", None):
+            again = await runtime.code.run(RunCode(code="import os; os.environ.get('A')", context=context))
+            assert again.text == ("'1'" if context else None)
+            assert "stopped and started again" in again.notices[0]
+            assert (await runtime.code.run(RunCode(code="1", context=context))).notices == []

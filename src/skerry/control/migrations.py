@@ -85,7 +85,37 @@ def create_everything(connection: Connection) -> None:
         connection.exec_driver_sql(statement.format_map(_TYPES[connection.dialect.name]))
 
 
-MIGRATIONS: tuple[Migration, ...] = (create_everything,)
+def remember_contexts(connection: Connection) -> None:
+    statement = """CREATE TABLE contexts (
+        sandbox_id {key} NOT NULL REFERENCES sandboxes (id) ON DELETE CASCADE,
+        id {key} NOT NULL,
+        language VARCHAR NOT NULL,
+        cwd TEXT NOT NULL,
+        env JSON NOT NULL,
+        timeout {float},
+        "default" BOOLEAN NOT NULL,
+        created_at {time} NOT NULL,
+        PRIMARY KEY (sandbox_id, id)
+    )"""
+    connection.exec_driver_sql(statement.format_map(_TYPES[connection.dialect.name]))
+
+
+def remember_exposures(connection: Connection) -> None:
+    statement = """CREATE TABLE exposures (
+        sandbox_id {key} NOT NULL REFERENCES sandboxes (id) ON DELETE CASCADE,
+        port INTEGER NOT NULL,
+        token VARCHAR NOT NULL,
+        name TEXT,
+        hostname VARCHAR,
+        private BOOLEAN NOT NULL,
+        wake_on_request BOOLEAN NOT NULL,
+        exposed_at {time} NOT NULL,
+        PRIMARY KEY (sandbox_id, port)
+    )"""
+    connection.exec_driver_sql(statement.format_map(_TYPES[connection.dialect.name]))
+
+
+MIGRATIONS: tuple[Migration, ...] = (create_everything, remember_contexts, remember_exposures)
 
 
 def migrate(connection: Connection, migrations: tuple[Migration, ...] = MIGRATIONS) -> None:

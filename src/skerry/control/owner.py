@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -21,13 +21,23 @@ from skerry.control.store import SandboxRow, Store
 from skerry.errors import EnvLockedError, SandboxStartError, SkerryError
 from skerry.models import ProcessInfo, SandboxInfo, State, now
 from skerry.providers.contract import Machine, Provider, Spec
+from skerry.runtime.interpreter.context import Remembered
+from skerry.runtime.interpreter.pool import Provision
 from skerry.runtime.runtime import Runtime
 
 log = structlog.get_logger(__name__)
 
 
 class Owner:
-    def __init__(self, row: SandboxRow, provider: Provider, store: Store, ledger: Ledger, pool: Pool) -> None:
+    def __init__(
+        self,
+        row: SandboxRow,
+        provider: Provider,
+        store: Store,
+        ledger: Ledger,
+        pool: Pool,
+        provision: Provision,
+    ) -> None:
         self.row = row
         self.gone = False
         """Destroyed, or put away while it slept: whoever still holds this must ask the registry again."""
@@ -37,6 +47,7 @@ class Owner:
         self._store = store
         self._ledger = ledger
         self._pool = pool
+        self._provision = provision
         self._machine: Machine | None = None
         self._runtime: Runtime | None = None
         self._idle_since = time.monotonic()
@@ -48,6 +59,11 @@ class Owner:
     @property
     def active(self) -> bool:
         return self._runtime is not None
+
+    @property
+    def runtime(self) -> Runtime | None:
+        """The runtime, if it is awake; to look at it counts as nothing."""
+        return self._runtime
 
     def info(self) -> SandboxInfo:
         return describe(self.row, self.operations)
@@ -62,10 +78,17 @@ class Owner:
 
     def leave(self) -> None:
         self.operations -= 1
+        self.touch()
+
+    def touch(self) -> None:
+        """It is being used right now."""
         self._idle_since = time.monotonic()
 
     def idle_for(self) -> float:
-        return 0.0 if self.operations else time.monotonic() - self._idle_since
+        if self.operations:
+            return 0.0
+        idle = time.monotonic() - self._idle_since
+        return idle if self._runtime is None else min(idle, self._runtime.terminals.silent_for())
 
     # -- changes of life, all with ``life`` held -----------------------------------------------------------------------
 
@@ -102,10 +125,12 @@ class Owner:
         self._record("started", f"Started for the {_ordinal(self.row.starts)} time.")
 
     async def _launch(self) -> None:
-        past = await self._store.processes(self.id) if self.row.starts > 1 else []
+        again = self.row.starts > 1
+        past = await self._store.processes(self.id) if again else []
+        contexts = await self._store.contexts(self.id) if again else []
         spec = Spec(id=self.id, image=self.row.image, limits=self.row.limits)
         self._machine = await self._provider.start(spec, partial(self._died, self.row.starts))
-        self._runtime = Runtime(self._machine.portal, env=self.row.env, on_process=self._process, past=past)
+        self._runtime = self._build(self._machine, past, contexts)
 
     async def _adopt(self, warm: Warm) -> None:
         """A machine that was started in advance becomes this one."""
@@ -113,9 +138,23 @@ class Owner:
         warm.on_death, warm.on_process = partial(self._died, self.row.starts), self._process
         self._machine = warm.machine
         self._runtime = warm.runtime
+        self._runtime.code.records = _Records(self._store, self.id)
         if self.row.env:
             await warm.runtime.close()
-            self._runtime = Runtime(warm.machine.portal, env=self.row.env, on_process=self._process)
+            self._runtime = self._build(warm.machine)
+
+    def _build(
+        self, machine: Machine, past: Sequence[ProcessInfo] = (), contexts: Sequence[Remembered] = ()
+    ) -> Runtime:
+        return Runtime(
+            machine.portal,
+            env=self.row.env,
+            on_process=self._process,
+            past=past,
+            provision=self._provision,
+            contexts=_Records(self._store, self.id),
+            past_contexts=contexts,
+        )
 
     async def stop(self, reason: str) -> None:
         """End its processes; its files stay, unless it is ephemeral."""
@@ -183,6 +222,55 @@ class Owner:
 
     def _record(self, kind: str, message: str) -> None:
         self._ledger.post(lambda: self._store.add_event(self.id, kind, message))
+
+
+class Presence:
+    """Someone who is connected to a sandbox: counts as its user while something happens, not while all is quiet."""
+
+    def __init__(self, find: Callable[[], Owner | None], quiet: float) -> None:
+        self._find = find
+        self._quiet = quiet
+        self._loop = asyncio.get_running_loop()
+        self._last = 0.0
+        self._owner: Owner | None = None
+        self._timer: asyncio.TimerHandle | None = None
+
+    def stir(self) -> None:
+        """Something happens; cheap enough for every piece of data. A sandbox that sleeps is left to sleep."""
+        self._last = self._loop.time()
+        if self._owner is not None and self._owner.gone:
+            self.close()
+        if self._owner is None and (owner := self._find()) is not None and owner.active:
+            self._owner = owner
+            self._owner.operations += 1
+            self._timer = self._loop.call_later(self._quiet, self._look)
+
+    def close(self) -> None:
+        if self._timer is not None and self._owner is not None:
+            self._timer.cancel()
+            self._owner.leave()
+            self._timer = self._owner = None
+
+    def _look(self) -> None:
+        left = self._last + self._quiet - self._loop.time()
+        if left > 0:
+            self._timer = self._loop.call_later(left, self._look)
+        else:
+            self.close()
+
+
+class _Records:
+    """The code contexts of one sandbox, in the store."""
+
+    def __init__(self, store: Store, sandbox: str) -> None:
+        self._store = store
+        self._sandbox = sandbox
+
+    async def save(self, context: Remembered) -> None:
+        await self._store.save_context(self._sandbox, context)
+
+    async def delete(self, id: str) -> None:
+        await self._store.delete_context(self._sandbox, id)
 
 
 def describe(row: SandboxRow, operations: int = 0) -> SandboxInfo:

@@ -13,6 +13,7 @@ import structlog
 from skerry.errors import SkerryError
 from skerry.models import ProcessInfo
 from skerry.providers.contract import Machine, Provider, Spec
+from skerry.runtime.interpreter.pool import Provision
 from skerry.runtime.runtime import Runtime
 
 log = structlog.get_logger(__name__)
@@ -42,8 +43,9 @@ class Warm:
 class Pool:
     """Keeps ``size`` machines of the host image ready, and refills itself in the background."""
 
-    def __init__(self, provider: Provider, size: int) -> None:
+    def __init__(self, provider: Provider, size: int, provision: Provision) -> None:
         self._provider = provider
+        self._provision = provision
         self._size = size
         self._ready: list[Warm] = []
         self._wanted = asyncio.Event()
@@ -93,7 +95,7 @@ class Pool:
                 await warm.on_process(info)
 
         machine = await self._provider.start(Spec(id=id, image=IMAGE), died)
-        warm = Warm(id, machine, Runtime(machine.portal, env={}, on_process=process))
+        warm = Warm(id, machine, Runtime(machine.portal, env={}, on_process=process, provision=self._provision))
         await warm.runtime.sessions.warm()
         return warm
 

@@ -7,16 +7,17 @@ import builtins
 import contextlib
 import secrets
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import structlog
 
+from skerry.control.exposures import Exposures
 from skerry.control.identity import normalise_id, parse_duration
 from skerry.control.ledger import Ledger
-from skerry.control.owner import Owner, describe
+from skerry.control.owner import Owner, Presence, describe
 from skerry.control.pool import Pool
 from skerry.control.store import SandboxRow, Store
 from skerry.errors import ConflictError, ImageInUseError, SandboxBusyError, SandboxExistsError, SandboxNotFoundError
@@ -33,12 +34,16 @@ from skerry.models import (
 )
 from skerry.providers.contract import Provider
 from skerry.runtime.environment import check_env
+from skerry.runtime.interpreter.languages import LANGUAGES, known
+from skerry.runtime.interpreter.pool import Provision, Sizes
 from skerry.runtime.runtime import Runtime
 from skerry.settings import Settings
 
 log = structlog.get_logger(__name__)
 
 REAP_EVERY = 1.0
+QUIET_AFTER = 60.0
+"""A connection on which nothing moved for so many seconds no longer keeps a sandbox awake."""
 
 
 @dataclass
@@ -53,10 +58,12 @@ class Registry:
         self.settings = settings
         self._store = store
         self._ledger = Ledger()
-        self._pool = Pool(provider, settings.warm_pool)
+        self._provision = _provision(settings)
+        self._pool = Pool(provider, settings.warm_pool, self._provision)
         self._owners: dict[str, Owner] = {}
         self._finding: dict[str, _Search] = {}
         self._node = ""
+        self.exposures = Exposures(store, self._ledger, settings.home, get=self.get, make=self._make)
         self._reaper: asyncio.Task[None] | None = None
 
     # -- opening and closing -------------------------------------------------------------------------------------------
@@ -192,6 +199,7 @@ class Registry:
     async def destroy(self, id: str) -> None:
         await self._change(id, Owner.destroy)
         self._owners.pop(normalise_id(id), None)
+        self.exposures.forget(normalise_id(id))
 
     async def events(self, id: str, after: int = 0, limit: int = 100) -> builtins.list[SandboxEvent]:
         info = await self.get(id)
@@ -232,6 +240,28 @@ class Registry:
         finally:
             owner.leave()
 
+    def peek(self, id: str) -> Runtime | None:
+        """The runtime of a sandbox that is awake. Wakes nothing, makes nothing, and counts as no use."""
+        owner = self._owners.get(normalise_id(id))
+        return None if owner is None else owner.runtime
+
+    def touch(self, id: str) -> None:
+        """The sandbox is being used right now, by something that does not hold it for as long as it lasts."""
+        owner = self._owners.get(normalise_id(id))
+        if owner is not None:
+            owner.touch()
+
+    @contextmanager
+    def attend(self, id: str, quiet: float = QUIET_AFTER) -> Iterator[Presence]:
+        """For a connection that may last long: a user of the sandbox while ``stir`` is called, and a while after."""
+        id = normalise_id(id)
+        presence = Presence(lambda: self._owners.get(id), quiet)
+        presence.stir()
+        try:
+            yield presence
+        finally:
+            presence.close()
+
     # -- owners --------------------------------------------------------------------------------------------------------
 
     async def _change(self, id: str, change: Callable[[Owner], Awaitable[None]], make: bool = False) -> SandboxInfo:
@@ -260,6 +290,12 @@ class Registry:
                 raise ConflictError(f"Sandbox {id!r} lives on another server.", details={"node": row.node})
             return self._adopt(row)
 
+    async def _make(self, id: str) -> None:
+        """See to it that there is such a sandbox; it is not started."""
+        id = normalise_id(id)
+        if id not in self._owners:
+            await self._find(id, make=True)
+
     async def _insert(self, id: str, request: CreateSandbox) -> Owner:
         explicit = "sleep_after" in request.model_fields_set and request.sleep_after is not None
         row = SandboxRow(
@@ -283,7 +319,7 @@ class Registry:
         return self._adopt(row)
 
     def _adopt(self, row: SandboxRow) -> Owner:
-        owner = Owner(row, self.provider, self._store, self._ledger, self._pool)
+        owner = Owner(row, self.provider, self._store, self._ledger, self._pool, self._provision)
         self._owners[row.id] = owner
         return owner
 
@@ -334,6 +370,19 @@ async def _wholly(change: Awaitable[None]) -> None:
     except asyncio.CancelledError:
         await asyncio.gather(task, return_exceptions=True)
         raise
+
+
+def _provision(settings: Settings) -> Provision:
+    sizes = {
+        language: Sizes(
+            getattr(settings, f"{language}_pool_min_size"),
+            getattr(settings, f"{language}_pool_max_size"),
+            settings.pool_idle_timeout,
+        )
+        for language in LANGUAGES
+    }
+    timeout = None if settings.code_timeout is None else settings.code_timeout * 1000
+    return Provision(sizes, timeout, [known(name) for name in settings.code_warm])
 
 
 def _node(home: Path) -> str:

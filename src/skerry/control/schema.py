@@ -98,6 +98,32 @@ processes = Table(
     Column("error", Text),
 )
 
+contexts = Table(
+    "contexts",
+    metadata,
+    Column("sandbox_id", ForeignKey("sandboxes.id", ondelete="CASCADE"), primary_key=True),
+    Column("id", String, primary_key=True),
+    Column("language", String, nullable=False),
+    Column("cwd", Text, nullable=False),
+    Column("env", JSON, nullable=False),
+    Column("timeout", Float),
+    Column("default", Boolean, nullable=False),
+    Column("created_at", UtcDateTime, nullable=False),
+)
+
+exposures = Table(
+    "exposures",
+    metadata,
+    Column("sandbox_id", ForeignKey("sandboxes.id", ondelete="CASCADE"), primary_key=True),
+    Column("port", Integer, primary_key=True, autoincrement=False),
+    Column("token", String, nullable=False),
+    Column("name", Text),
+    Column("hostname", String),
+    Column("private", Boolean, nullable=False),
+    Column("wake_on_request", Boolean, nullable=False),
+    Column("exposed_at", UtcDateTime, nullable=False),
+)
+
 schema_migrations = Table(
     "schema_migrations",
     metadata,

@@ -1,4 +1,6 @@
-"""What the server must not forget: sandboxes, their events and their processes, in SQLite or PostgreSQL.
+"""What the server must not forget: sandboxes, their events, processes, code contexts and exposed ports.
+
+The database is SQLite or PostgreSQL.
 
 Every operation is one statement in autocommit mode. So each is atomic, nothing is left half done by a server that is
 killed, and what a method has returned from is in the database.
@@ -13,7 +15,7 @@ import sqlite3
 import time
 from collections.abc import Collection, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields
 from datetime import datetime
 from pathlib import Path
 from typing import Any, TypeVar
@@ -39,9 +41,10 @@ from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
 from skerry.control.migrations import migrate
-from skerry.control.schema import events, processes, sandboxes
+from skerry.control.schema import contexts, events, exposures, processes, sandboxes
 from skerry.errors import InvalidRequestError, SandboxExistsError, SandboxNotFoundError, StoreError
 from skerry.models import ProcessInfo, ProcessStatus, SandboxEvent, State, now
+from skerry.runtime.interpreter.context import Remembered
 
 _DRIVERS = {
     "sqlite": "sqlite+aiosqlite",
@@ -73,6 +76,20 @@ class SandboxRow:
     last_active_at: datetime | None = None
     starts: int = 0
     last_stop: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Exposure:
+    """A port of a sandbox that is reachable from outside, by those who know the token."""
+
+    sandbox_id: str
+    port: int
+    token: str = field(repr=False)
+    name: str | None = None
+    hostname: str | None = None
+    private: bool = False
+    wake_on_request: bool = False
+    exposed_at: datetime = field(default_factory=now)
 
 
 class Store:
@@ -133,7 +150,7 @@ class Store:
         return _sandbox(rows[0])
 
     async def delete_sandbox(self, id: str) -> bool:
-        """Forget a sandbox, its events and its processes; whether there was one."""
+        """Forget a sandbox and all that is recorded of it; whether there was one."""
         return bool(await self._write(delete(sandboxes).where(sandboxes.c.id == id).returning(sandboxes.c.id)))
 
     async def list_sandboxes(
@@ -234,6 +251,63 @@ class Store:
             .returning(processes.c.id)
         )
         return len(await self._write(statement))
+
+    # -- code contexts -------------------------------------------------------------------------------------------------
+
+    async def save_context(self, sandbox_id: str, context: Remembered) -> None:
+        values = _storable(asdict(context))
+        statement = self._upsert(contexts).values(sandbox_id=sandbox_id, **values)
+        changed = {name: statement.excluded[name] for name in values.keys() - {"id"}}
+        try:
+            await self._write(statement.on_conflict_do_update(index_elements=["sandbox_id", "id"], set_=changed))
+        except IntegrityError as error:
+            raise _not_found(sandbox_id) from error
+
+    async def contexts(self, sandbox_id: str) -> list[Remembered]:
+        """Oldest first."""
+        rows = await self._read(
+            select(*(column for column in contexts.c if column.name != "sandbox_id"))
+            .where(contexts.c.sandbox_id == sandbox_id)
+            .order_by(contexts.c.created_at, contexts.c.id)
+        )
+        return [Remembered(**row._mapping) for row in rows]
+
+    async def delete_context(self, sandbox_id: str, id: str) -> None:
+        await self._write(delete(contexts).where(contexts.c.sandbox_id == sandbox_id, contexts.c.id == id))
+
+    # -- exposed ports -------------------------------------------------------------------------------------------------
+
+    async def save_exposure(self, exposure: Exposure, *, keep_token: bool) -> Exposure:
+        """Expose a port, or change how it is exposed, and return how it is now.
+
+        Of a port that is exposed already the time stays, with ``keep_token`` its token too, and its hostname unless
+        another one is given.
+        """
+        values = _storable(asdict(exposure))
+        statement = self._upsert(exposures).values(values)
+        kept = {"sandbox_id", "port", "exposed_at"} | ({"token"} if keep_token else set())
+        changed = {name: statement.excluded[name] for name in values.keys() - kept}
+        changed["hostname"] = func.coalesce(statement.excluded.hostname, exposures.c.hostname)
+        statement = statement.on_conflict_do_update(index_elements=["sandbox_id", "port"], set_=changed)
+        try:
+            rows = await self._write(statement.returning(*exposures.c))
+        except IntegrityError as error:
+            raise _not_found(exposure.sandbox_id) from error
+        return Exposure(**rows[0]._mapping)
+
+    async def exposure(self, sandbox_id: str, port: int) -> Exposure | None:
+        rows = await self._read(select(exposures).where(_exposed(sandbox_id), exposures.c.port == port))
+        return Exposure(**rows[0]._mapping) if rows else None
+
+    async def exposures(self, sandbox_id: str) -> list[Exposure]:
+        """By port."""
+        rows = await self._read(select(exposures).where(_exposed(sandbox_id)).order_by(exposures.c.port))
+        return [Exposure(**row._mapping) for row in rows]
+
+    async def delete_exposure(self, sandbox_id: str, port: int) -> bool:
+        """Whether it was there."""
+        statement = delete(exposures).where(_exposed(sandbox_id), exposures.c.port == port)
+        return bool(await self._write(statement.returning(exposures.c.port)))
 
     # -- statements ----------------------------------------------------------------------------------------------------
 
@@ -387,6 +461,10 @@ def _reported(what: str, *more: type[Exception]) -> Iterator[None]:
 
 def _sandbox(row: Row[Any]) -> SandboxRow:
     return SandboxRow(**row._mapping)
+
+
+def _exposed(sandbox_id: str) -> ColumnElement[bool]:
+    return exposures.c.sandbox_id == sandbox_id
 
 
 def _not_found(id: str) -> SandboxNotFoundError:
