@@ -1,89 +1,60 @@
-"""The local side of `skerry shell`: our terminal in raw mode, and back to what it was, however it ends."""
+"""Terminals: shell, attach."""
 
 from __future__ import annotations
 
-import asyncio
-import os
-import shutil
-import signal
-import sys
-import termios
-import threading
-import tty
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from skerry.cli.context import target_of
 
 if TYPE_CHECKING:
-    from skerry import AsyncSandbox, AsyncTerminal
+    from skerry.models import TerminalInfo
 
-END_OF_INPUT = b"\x04"
-
-
-async def interact(sandbox: AsyncSandbox, shell: str | None, cwd: str | None) -> int:
-    """Connect this terminal with a shell in the sandbox; the shell's exit code."""
-    size = shutil.get_terminal_size()
-    async with (
-        sandbox,
-        await sandbox.terminal(cols=size.columns, rows=size.lines, shell=shell, cwd=cwd) as terminal,
-    ):
-        with raw_mode():
-            typing = asyncio.create_task(_type(terminal))
-            try:
-                while data := await terminal.recv():
-                    _write(data)
-            finally:
-                typing.cancel()
-                await asyncio.gather(typing, return_exceptions=True)
-    return terminal.exit_code if terminal.exit_code is not None else 1
+HELP = "Ctrl-] three times within a second leaves it; what runs on it lives on."
 
 
-@contextmanager
-def raw_mode() -> Iterator[None]:
-    if not os.isatty(0):
-        yield
-        return
-    before = termios.tcgetattr(0)
-    try:
-        tty.setraw(0, termios.TCSADRAIN)  # what was typed before is not thrown away
-        yield
-    finally:
-        termios.tcsetattr(0, termios.TCSADRAIN, before)
+def register(app: typer.Typer) -> None:
+    app.command(epilog=HELP)(shell)
+    app.command(epilog=HELP)(attach)
 
 
-async def _type(terminal: AsyncTerminal) -> None:
-    """Send what is typed, and the window's size when it changes."""
-    loop = asyncio.get_running_loop()
-    typed: asyncio.Queue[bytes | None] = asyncio.Queue()
-
-    def read() -> None:
-        # A thread, because a file or a terminal shared with others cannot be watched without changing its flags.
-        while True:
-            try:
-                data = os.read(0, 65536)
-            except OSError:
-                data = b""
-            try:
-                loop.call_soon_threadsafe(typed.put_nowait, data or END_OF_INPUT)
-            except RuntimeError:
-                return  # the loop has ended
-            if not data:
-                return
-
-    threading.Thread(target=read, name="skerry-keyboard", daemon=True).start()
-    loop.add_signal_handler(signal.SIGWINCH, typed.put_nowait, None)
-    try:
-        while True:
-            data = await typed.get()
-            if data is None:
-                size = shutil.get_terminal_size()
-                await terminal.resize(size.columns, size.lines)
-            else:
-                await terminal.send(data)
-    finally:
-        loop.remove_signal_handler(signal.SIGWINCH)
+def shell(
+    context: typer.Context,
+    sandbox: Annotated[str, typer.Argument(help="The sandbox; made if there is none of that name.")],
+    session: Annotated[
+        str | None, typer.Option(help="Begin with the directory and the variables that this session has now.")
+    ] = None,
+    program: Annotated[str | None, typer.Option("--shell", help="The shell to run.")] = None,
+    cwd: Annotated[str | None, typer.Option("--cwd", "-w", help="The directory to begin in.")] = None,
+) -> None:
+    """Open a terminal in a sandbox."""
+    _interact(context, sandbox, None, session=session, shell=program, cwd=cwd)
 
 
-def _write(data: bytes) -> None:
-    sys.stdout.buffer.write(data)
-    sys.stdout.buffer.flush()
+def attach(
+    context: typer.Context,
+    sandbox: Annotated[str, typer.Argument(help="The sandbox.")],
+    terminal: Annotated[str | None, typer.Argument(help="Which terminal, where there are several.")] = None,
+) -> None:
+    """Come back to a terminal that is open, or look at one that others use."""
+    with target_of(context).existing(sandbox) as machine:
+        found = terminal or _only(sandbox, machine.terminals())
+    _interact(context, sandbox, found)
+
+
+def _only(sandbox: str, terminals: list[TerminalInfo]) -> str:
+    if not terminals:
+        raise typer.BadParameter(f"No terminal is open in {sandbox!r}; `skerry shell {sandbox}` opens one.")
+    if len(terminals) > 1:
+        rows = [f"  {one.id}  {one.shell} in session {one.session}, {one.viewers} looking" for one in terminals]
+        raise typer.BadParameter("\n".join([f"{len(rows)} terminals are open in {sandbox!r}; name one of", *rows]))
+    return terminals[0].id
+
+
+def _interact(context: typer.Context, sandbox: str, id: str | None, **how: Any) -> None:
+    import asyncio
+
+    from skerry.cli.interaction import interact
+
+    raise typer.Exit(asyncio.run(interact(target_of(context).async_sandbox(sandbox), id, **how)))

@@ -1,49 +1,155 @@
-"""A terminal inside the sandbox."""
+"""Terminals inside the sandbox."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 from typing import Any
+from urllib.parse import quote
 
+from skerry.client._async.connection import AsyncLink
 from skerry.client.frames import AsyncFrames
-from skerry.errors import SandboxLostError
+from skerry.client.values import given
+from skerry.errors import ServerUnreachableError, SkerryError, error_from_wire
+from skerry.models import TerminalInfo, TerminalList, TerminalTicket
+
+# For a reader who fell behind: what follows is shown on an empty screen.
+_ANEW = b"\x1b[!p\x1b[H\x1b[2J"
 
 
 class AsyncTerminal:
-    """A shell on a terminal of its own. ``exit_code`` is set when it has ended."""
+    """A shell on a terminal. Leaving the ``async with`` ends the shell if it was opened for us, else only our view.
 
-    def __init__(self, frames: AsyncFrames) -> None:
+    ``id`` names it for those who want to look at it too, or come back to it. ``cols`` and ``rows`` are its size, which
+    others may change. ``exit_code`` is set when the shell has ended.
+    """
+
+    def __init__(self, frames: AsyncFrames, ours: bool = False) -> None:
         self._frames = frames
+        self._ours = ours
+        self._ended = False
+        self.id = ""
+        self.session = ""
+        self.cols = 0
+        self.rows = 0
         self.exit_code: int | None = None
+
+    async def ready(self) -> AsyncTerminal:
+        """Wait until the server has opened it."""
+        while not self.id and (frame := await self._frames.recv()) is not None:
+            if isinstance(frame, str):
+                self._hear(json.loads(frame))
+        if not self.id:
+            self._check()
+        return self
+
+    def _check(self) -> None:
+        if not self._ended and self._frames.lost:
+            raise ServerUnreachableError(
+                "The connection to the terminal was lost.", hint="If the server lives, so does the terminal."
+            )
+        self._ended = True
 
     async def send(self, data: bytes | str) -> None:
         """Type something."""
         await self._frames.send(data.encode() if isinstance(data, str) else data)
 
     async def recv(self) -> bytes:
-        """What the terminal shows next; ``b""`` when it has ended."""
-        while (frame := await self._frames.recv()) is not None:
-            if isinstance(frame, bytes):
-                if frame:
-                    return frame
-                continue
-            message = json.loads(frame)
-            if message.get("type") == "exit":
-                self.exit_code = message.get("code")
-                return b""
-            if message.get("type") == "error":
-                raise SandboxLostError(str(message.get("message")))
+        """What the terminal shows next, first of all what it showed before; ``b""`` when it has ended.
+
+        Raises ``ServerUnreachableError`` when the connection was lost. The terminal lives on: open it again by its id.
+        """
+        while not self._ended and (frame := await self._frames.recv()) is not None:
+            shown = frame if isinstance(frame, bytes) else self._hear(json.loads(frame))
+            if shown:
+                return shown
+        self._check()
         return b""
 
+    def _hear(self, message: dict[str, Any]) -> bytes:
+        kind = message.get("type")
+        if kind == "ready":
+            self.id, self.session = str(message["terminal"]), str(message["session"])
+        if kind in ("ready", "resize"):
+            self.cols, self.rows = int(message["cols"]), int(message["rows"])
+        elif kind == "exit":
+            self.exit_code, self._ended = message.get("code"), True
+        elif kind == "error":
+            self._ended = True
+            raise error_from_wire(500, {"error": message})
+        return _ANEW if kind == "scrollback" else b""
+
     async def resize(self, cols: int, rows: int) -> None:
+        """Change its size, for everyone who looks at it."""
         await self._frames.send(json.dumps({"type": "resize", "cols": cols, "rows": rows}))
 
     async def close(self) -> None:
-        """Hang up; the shell ends."""
+        """Look away. The shell and what runs on the terminal live on."""
+        await self._frames.close()
+
+    async def hang_up(self) -> None:
+        """End the shell and everything that runs on the terminal."""
+        await self._frames.send(json.dumps({"type": "close"}))
+        with contextlib.suppress(SkerryError):
+            while await self.recv():
+                pass
         await self._frames.close()
 
     async def __aenter__(self) -> AsyncTerminal:
         return self
 
     async def __aexit__(self, *_: Any) -> None:
-        await self.close()
+        if self._ours and not self._ended:
+            await self.hang_up()
+        else:
+            await self.close()
+
+
+class AsyncTerminals:
+    _link: AsyncLink
+    _bound: str | None = None
+
+    async def terminal(
+        self,
+        id: str | None = None,
+        *,
+        cols: int | None = None,
+        rows: int | None = None,
+        shell: str | None = None,
+        cwd: str | None = None,
+        session: str | None = None,
+        shared: bool = False,
+    ) -> AsyncTerminal:
+        """Open a shell on a terminal of its own, or with ``id`` look at one that is open.
+
+        It begins with the directory and the variables that the session has now. ``shared`` means the one terminal of
+        the session that all who ask for it share, and that nobody's leaving ends. Without ``cols`` and ``rows`` a
+        terminal that is open keeps its size, and a new one has 80 by 24.
+        """
+        ours = id is None and not shared
+        params = given(
+            terminal="new" if ours else id,
+            session=session or self._bound,
+            cols=cols,
+            rows=rows,
+            shell=shell,
+            cwd=cwd,
+        )
+        terminal = AsyncTerminal(await self._link.frames("/terminal", params), ours)
+        try:
+            return await terminal.ready()
+        except BaseException:
+            await terminal.close()
+            raise
+
+    async def terminals(self) -> list[TerminalInfo]:
+        """The terminals that are open. Asking does not wake the sandbox."""
+        return (await self._link.get(TerminalList, "/terminals", prepare=False)).terminals
+
+    async def close_terminal(self, id: str) -> None:
+        """End a terminal's shell and everything that runs on it."""
+        await self._link.request("DELETE", f"/terminals/{quote(id, safe='')}", prepare=False)
+
+    async def terminal_ticket(self) -> TerminalTicket:
+        """What lets a browser open the terminal page, or connect, once and soon: ``…/terminal?ticket=…``."""
+        return await self._link.post(TerminalTicket, "/terminal/ticket")
