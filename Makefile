@@ -20,9 +20,11 @@ test: install-dev check ## Everything CI runs: style, types, generated code, tes
 	$(BIN)/pytest -q
 
 check: install-dev ## Style, types and freshness of generated code only
-	$(BIN)/ruff format --check src tests scripts
-	$(BIN)/ruff check src tests scripts
+	$(BIN)/ruff format --check src tests scripts examples
+	$(BIN)/ruff check src tests scripts examples
 	$(BIN)/mypy
+	cd src/skerry/runtime/interpreter/inside/python && \
+	$(abspath $(BIN))/mypy --config-file $(CURDIR)/pyproject.toml --explicit-package-bases .
 	$(BIN)/python scripts/generate_sync.py --check
 
 soak: install-dev ## The long runs: 200 random kills, 1,000 create/destroy cycles
@@ -32,8 +34,8 @@ bench: install-dev ## Each hot path with p50 and p95, beside its rivals
 	$(BIN)/python -m tests.bench
 
 format: install-dev ## Format the code
-	$(BIN)/ruff format src tests scripts
-	$(BIN)/ruff check --fix src tests scripts
+	$(BIN)/ruff format src tests scripts examples
+	$(BIN)/ruff check --fix src tests scripts examples
 
 sync: install-dev ## Generate the sync client from the async one
 	$(BIN)/python scripts/generate_sync.py

@@ -47,5 +47,6 @@ if [ ! -e "$stamp" ] || [ pyproject.toml -nt "$stamp" ]; then
 fi
 
 if [ "$kind" = dev ]; then
-    apt_install pgrep=procps ip=iproute2 mmdebstrap=mmdebstrap newuidmap=uidmap tmux=tmux setpriv=util-linux zstd=zstd
+    apt_install pgrep=procps ip=iproute2 mmdebstrap=mmdebstrap newuidmap=uidmap tmux=tmux setpriv=util-linux zstd=zstd \
+        ss=iproute2 top=procps script=bsdutils chromium=chromium wrk=wrk vim=vim less=less
 fi

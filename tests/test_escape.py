@@ -17,6 +17,7 @@ from skerry.models import ExecResult
 from skerry.providers.local import seccomp
 from skerry.providers.local.provider import LocalProvider
 from skerry.runtime.runtime import Runtime
+from skerry.runtime.viewer import End, Screen
 from tests.machines import descriptors
 
 Sh = Callable[..., Awaitable[ExecResult]]
@@ -254,13 +255,13 @@ async def test_the_other_abi_is_closed(sh: Sh) -> None:
 
 
 async def test_typing_into_ones_own_terminal_is_refused(runtime: Runtime) -> None:
-    terminal = await runtime.terminal()
+    terminal = await runtime.terminals.open()
+    viewer = terminal.attach()
     code = "import fcntl,termios; fcntl.ioctl(0, termios.TIOCSTI, b'x')"
     await terminal.write(f'python3 -c "{code}"; exit\n'.encode())
     shown = b""
-    while data := await terminal.read():
-        shown += data
-    await terminal.close()
+    while not isinstance(piece := await viewer.next(), End):
+        shown += piece.data if isinstance(piece, Screen) else piece if isinstance(piece, bytes) else b""
     assert b"PermissionError" in shown
 
 

@@ -10,14 +10,22 @@ and arrive in the SDK as the class they left as.
      │   ├─ MissingPathError           400  missing_path
      │   ├─ InvalidPathError           400  invalid_path
      │   ├─ DangerousPathError         400  dangerous_path
-     │   └─ InvalidGitUrlError         400  invalid_git_url
+     │   ├─ InvalidGitUrlError         400  invalid_git_url
+     │   ├─ UnknownLanguageError       400  unknown_language
+     │   ├─ InvalidPortError           400  invalid_port
+     │   ├─ InvalidTokenError          400  invalid_token
+     │   └─ InvalidHostnameError       400  invalid_hostname
      ├─ UnauthorizedError              401  unauthorized
      ├─ ForbiddenError                 403  forbidden
      ├─ NotFoundError                  404  not_found
      │   ├─ SandboxNotFoundError       404  sandbox_not_found
      │   ├─ SessionNotFoundError       404  session_not_found
      │   ├─ ProcessNotFoundError       404  process_not_found
-     │   └─ ImageNotFoundError         404  image_not_found
+     │   ├─ TerminalNotFoundError      404  terminal_not_found
+     │   ├─ PortNotExposedError        404  port_not_exposed
+     │   ├─ PreviewNotFoundError       404  preview_not_found
+     │   ├─ ImageNotFoundError         404  image_not_found
+     │   └─ ContextNotFoundError       404  context_not_found
      ├─ MethodNotAllowedError          405  method_not_allowed
      ├─ ConflictError                  409  conflict
      │   ├─ SandboxExistsError         409  sandbox_exists
@@ -27,7 +35,9 @@ and arrive in the SDK as the class they left as.
      │   ├─ ProcessExistsError         409  process_exists
      │   ├─ ImageExistsError           409  image_exists
      │   ├─ ImageInUseError            409  image_in_use
-     │   └─ EnvLockedError             409  env_locked
+     │   ├─ EnvLockedError             409  env_locked
+     │   ├─ ContextExistsError         409  context_exists
+     │   └─ PortInUseError             409  port_in_use
      ├─ FileError                      4xx  the sandbox's file system said no
      │   ├─ FileNotFoundInSandboxError 404  file_not_found
      │   ├─ FileExistsInSandboxError   409  file_exists
@@ -42,6 +52,7 @@ and arrive in the SDK as the class they left as.
      │   ├─ NoSpaceError               507  no_space
      │   └─ FilesystemError            400  filesystem_error
      ├─ TooLargeError                  413  too_large
+     ├─ HeadersTooLargeError           431  headers_too_large
      ├─ RangeNotSatisfiableError       416  range_not_satisfiable
      ├─ RequestTimeoutError            408  request_timeout
      ├─ WaitTimeoutError               408  wait_timeout
@@ -52,8 +63,17 @@ and arrive in the SDK as the class they left as.
      │   ├─ GitBranchNotFoundError     404  git_branch_not_found
      │   ├─ GitTimeoutError            408  git_timeout
      │   └─ GitNetworkError            502  git_network_error
+     ├─ InterpreterError               500  interpreter_error
+     │   ├─ CodeExecutionError         400  code_failed
+     │   ├─ ContextLimitError          429  context_limit
+     │   ├─ LanguageUnavailableError   501  language_unavailable
+     │   ├─ InterpreterNotReadyError   503  interpreter_not_ready
+     │   └─ CircuitOpenError           503  circuit_open
      ├─ SandboxStartError              500  sandbox_start_failed
      ├─ SandboxLostError               410  sandbox_lost
+     ├─ PreviewAsleepError             410  preview_asleep
+     ├─ PortNotListeningError          502  port_not_listening
+     ├─ PreviewFailedError             502  preview_failed
      ├─ UnsupportedError               501  unsupported
      ├─ HostUnfitError                 503  host_unfit
      ├─ ServerUnreachableError         503  server_unreachable
@@ -82,6 +102,17 @@ class SkerryError(Exception):
 
     def __str__(self) -> str:
         return f"{self.message} {self.hint}" if self.hint else self.message
+
+    @property
+    def retryable(self) -> bool:
+        """Whether the same request may well succeed a little later."""
+        return self.status in (429, 502, 503, 504)
+
+    @property
+    def retry_after(self) -> float | None:
+        """Seconds to wait before trying again, where the server said so."""
+        seconds = self.details.get("retryAfter")
+        return float(seconds) if isinstance(seconds, int | float) else None
 
     def to_wire(self) -> dict[str, Any]:
         """The one error shape of the native surface."""
@@ -117,6 +148,22 @@ class InvalidGitUrlError(InvalidRequestError):
     code = "invalid_git_url"
 
 
+class UnknownLanguageError(InvalidRequestError):
+    code = "unknown_language"
+
+
+class InvalidPortError(InvalidRequestError):
+    code = "invalid_port"
+
+
+class InvalidTokenError(InvalidRequestError):
+    code = "invalid_token"
+
+
+class InvalidHostnameError(InvalidRequestError):
+    code = "invalid_hostname"
+
+
 class UnauthorizedError(SkerryError):
     code, status = "unauthorized", 401
 
@@ -145,8 +192,26 @@ class ProcessNotFoundError(NotFoundError):
     code = "process_not_found"
 
 
+class TerminalNotFoundError(NotFoundError):
+    code = "terminal_not_found"
+
+
+class PortNotExposedError(NotFoundError):
+    code = "port_not_exposed"
+
+
+class PreviewNotFoundError(NotFoundError):
+    """No such sandbox, port or token: a preview does not say which."""
+
+    code = "preview_not_found"
+
+
 class ImageNotFoundError(NotFoundError):
     code = "image_not_found"
+
+
+class ContextNotFoundError(NotFoundError):
+    code = "context_not_found"
 
 
 class ConflictError(SkerryError):
@@ -183,6 +248,14 @@ class ImageInUseError(ConflictError):
 
 class EnvLockedError(ConflictError):
     code = "env_locked"
+
+
+class ContextExistsError(ConflictError):
+    code = "context_exists"
+
+
+class PortInUseError(ConflictError):
+    code = "port_in_use"
 
 
 class FileError(SkerryError):
@@ -241,6 +314,10 @@ class TooLargeError(SkerryError):
     code, status = "too_large", 413
 
 
+class HeadersTooLargeError(SkerryError):
+    code, status = "headers_too_large", 431
+
+
 class RangeNotSatisfiableError(SkerryError):
     code, status = "range_not_satisfiable", 416
 
@@ -281,6 +358,40 @@ class GitNetworkError(GitError):
     code, status = "git_network_error", 502
 
 
+class InterpreterError(SkerryError):
+    code, status = "interpreter_error", 500
+
+
+class CodeExecutionError(InterpreterError):
+    """Code that failed, for those who want an exception: ``execution.raise_for_error()``."""
+
+    code, status = "code_failed", 400
+
+
+class ContextLimitError(InterpreterError):
+    code, status = "context_limit", 429
+
+
+class LanguageUnavailableError(InterpreterError):
+    code, status = "language_unavailable", 501
+
+
+class InterpreterNotReadyError(InterpreterError):
+    """It is still starting; ``progress`` says how far it is, from 0 to 100."""
+
+    code, status = "interpreter_not_ready", 503
+
+    @property
+    def progress(self) -> float:
+        return float(self.details.get("progress", 0))
+
+
+class CircuitOpenError(InterpreterError):
+    """It failed too often to be tried again just now."""
+
+    code, status = "circuit_open", 503
+
+
 class SandboxStartError(SkerryError):
     code, status = "sandbox_start_failed", 500
 
@@ -289,6 +400,24 @@ class SandboxLostError(SkerryError):
     """The sandbox ended while it was being used: destroyed, put to sleep, killed, or it talked nonsense."""
 
     code, status = "sandbox_lost", 410
+
+
+class PreviewAsleepError(SkerryError):
+    """The sandbox sleeps, and this preview does not wake it."""
+
+    code, status = "preview_asleep", 410
+
+
+class PortNotListeningError(SkerryError):
+    """Nothing inside the sandbox answers on the port."""
+
+    code, status = "port_not_listening", 502
+
+
+class PreviewFailedError(SkerryError):
+    """What answers on the port does not speak HTTP as a proxy may pass it on, or broke off."""
+
+    code, status = "preview_failed", 502
 
 
 class UnsupportedError(SkerryError):
@@ -325,6 +454,11 @@ def error_from_wire(status: int, body: Any) -> SkerryError:
     """Rebuild the exception a server answered with; anything unrecognisable becomes a plain SkerryError."""
     error = body.get("error") if isinstance(body, dict) else None
     if not isinstance(error, dict) or not isinstance(error.get("message"), str):
+        if status in (502, 503, 504):
+            return ServerUnreachableError(
+                f"The server could not be reached: something in between answered with HTTP status {status}.",
+                hint="Try again; if it stays so, look at the proxy in front of the server.",
+            )
         return InternalError(f"The server answered with HTTP status {status} and no error Skerry knows.")
     by_code = {cls.code: cls for cls in reversed(list(_classes(SkerryError)))}
     kind = by_code.get(str(error.get("code")), InternalError)

@@ -212,24 +212,3 @@ async def test_it_is_found_by_id_and_by_pid_and_unknown_ones_are_not(runtime: Ru
         await start(runtime, " ")
     with pytest.raises(InvalidRequestError):
         await runtime.processes.kill("mine", KillProcess(signal="SIGNOPE"))
-
-
-async def test_a_terminal_is_one(runtime: Runtime) -> None:
-    terminal = await runtime.terminal(cols=100, rows=30)
-    await terminal.write(b"tty; stty size; sleep 0.1; exit 5\n")
-    shown = b""
-    while data := await terminal.read():
-        shown += data
-    assert await terminal.wait() == 5
-    await terminal.close()
-    assert b"/dev/pts/" in shown
-    assert b"30 100" in shown
-
-
-async def test_closing_a_terminal_hangs_up_what_runs_on_it(runtime: Runtime, sh: Sh) -> None:
-    terminal = await runtime.terminal()
-    await terminal.write(b"sleep 777\n")
-    await asyncio.sleep(0.3)
-    terminal.resize(120, 40)
-    await terminal.close()
-    assert (await sh("sleep 0.1; pgrep -f 'sleep 777'")).exit_code == 1

@@ -11,7 +11,6 @@ from typing import Any
 
 import httpx
 import pytest
-import websockets
 
 from tests.server.conftest import ServerProcess
 
@@ -361,73 +360,3 @@ async def test_images_are_listed_imported_used_and_removed(http: Http, box: str,
     broken = await http.post("/v1/images/broken", content=b"not a tar")
     assert broken.status_code == 400
     assert not list(server.home.glob(".upload-*"))
-
-
-# -- terminal ----------------------------------------------------------------------------------------------------------
-
-
-def terminal(server: ServerProcess, box: str, query: str = "") -> websockets.connect:
-    return websockets.connect(f"{server.url.replace('http', 'ws', 1)}{box}/terminal{query}")
-
-
-async def screen(socket: websockets.ClientConnection, marker: bytes) -> bytes:
-    seen = b""
-    while marker not in seen:
-        frame = await socket.recv()
-        seen += frame if isinstance(frame, bytes) else b""
-    return seen
-
-
-async def test_a_terminal_is_typed_into_resized_and_left(http: Http, box: str, server: ServerProcess) -> None:
-    async with terminal(server, box, "?cols=100&rows=30&shell=bash") as socket:
-        assert json.loads(await socket.recv()) == {"type": "ready"}
-        await socket.send(b"stty size\n")
-        await screen(socket, b"30 100")
-        await socket.send(json.dumps({"type": "resize", "cols": 90, "rows": 20}))
-        await socket.send(b"stty size\n")
-        await screen(socket, b"20 90")
-        await socket.send(b"exit 7\n")
-        frames = [frame async for frame in socket if isinstance(frame, str)]
-    assert json.loads(frames[-1]) == {"type": "exit", "code": 7}
-    assert socket.close_code == 1000
-
-
-async def test_a_text_frame_that_is_no_command_is_answered_and_the_terminal_lives_on(
-    box: str, server: ServerProcess
-) -> None:
-    async with terminal(server, box) as socket:
-        await socket.recv()
-        await socket.send("ls")
-        while not isinstance(frame := await socket.recv(), str):
-            pass
-        assert json.loads(frame)["type"] == "error"
-        await socket.send(b"echo $((6*7))\n")
-        await screen(socket, b"42")
-
-
-async def test_leaving_a_terminal_hangs_up(http: Http, box: str, server: ServerProcess) -> None:
-    async with terminal(server, box) as socket:
-        await socket.recv()
-        await socket.send(b"sleep 4323\n")
-        await until(http, box, "pgrep -f 'sleep 432[3]'")
-    await until(http, box, "! pgrep -f 'sleep 432[3]'")
-
-
-async def test_a_terminal_that_cannot_open_says_why(box: str, server: ServerProcess) -> None:
-    async with terminal(server, box, "?shell=nosuchshell") as socket:
-        assert json.loads(await socket.recv())["type"] == "error"
-        with pytest.raises(websockets.ConnectionClosed):
-            await socket.recv()
-        assert socket.close_code == 4404
-    for query in ("?cols=0", "?rows=x"):
-        with pytest.raises(websockets.InvalidStatus):
-            async with terminal(server, box, query):
-                pass
-
-
-async def test_a_web_page_of_another_origin_gets_no_terminal(box: str, server: ServerProcess) -> None:
-    url = f"{server.url.replace('http', 'ws', 1)}{box}/terminal"
-    async with websockets.connect(url, origin=websockets.Origin("https://evil.example")) as socket:
-        with pytest.raises(websockets.ConnectionClosed):
-            await socket.recv()
-        assert socket.close_code == 4403

@@ -32,7 +32,7 @@ CHECKED = [
 # A watch has no end, and the client used here reads a response to its end before it looks at it.
 ENDLESS = ["/v1/sandboxes/{id}/watch"]
 # Left random, most of these would only ever be answered with 404.
-KNOWN = {"id": "fuzz", "sid": "fuzz", "pid": "fuzz"}
+KNOWN = {"id": "fuzz", "sid": "fuzz", "pid": "fuzz", "cid": "fuzz"}
 LIFE = ("/v1/sandboxes/{id}", "/v1/sandboxes/{id}/destroy")
 
 
@@ -41,6 +41,7 @@ def furnished(server: ServerProcess) -> None:
     """A sandbox with something in it to be found."""
     with httpx.Client(base_url=server.url, timeout=60) as http:
         http.post(f"{BOX}/sessions", json={"id": "fuzz", "isolation": False})
+        http.post(f"{BOX}/contexts", json={"id": "fuzz"})
         http.post(f"{BOX}/processes", json={"command": "echo fuzz", "processId": "fuzz"})
         http.put(f"{BOX}/files", params={"path": "fuzz.txt"}, content=b"fuzz")
 

@@ -1,4 +1,4 @@
-"""Running commands: run, exec, shell."""
+"""Running commands: run, exec."""
 
 from __future__ import annotations
 
@@ -30,7 +30,6 @@ _READ_AT_ONCE = 8 << 20
 def register(app: typer.Typer) -> None:
     app.command(context_settings=_WORDS)(run)
     app.command("exec", context_settings=_WORDS)(execute)
-    app.command()(shell)
 
 
 def run(
@@ -70,20 +69,6 @@ def execute(
     with target_of(context).sandbox(sandbox) as machine:
         code = attached(machine, words, env=pairs(env, "--env"), cwd=cwd, timeout=timeout, session=session)
     raise typer.Exit(code)
-
-
-def shell(
-    context: typer.Context,
-    sandbox: Annotated[str, typer.Argument(help="The sandbox; made if there is none of that name.")],
-    program: Annotated[str | None, typer.Option("--shell", help="The shell to run.")] = None,
-    cwd: Directory = None,
-) -> None:
-    """Open a terminal in a sandbox."""
-    import asyncio
-
-    from skerry.cli.terminal import interact
-
-    raise typer.Exit(asyncio.run(interact(target_of(context).async_sandbox(sandbox), program, cwd)))
 
 
 def attached(

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from skerry.cli import commands, demonstration, images, processes, sandboxes, server, transfers
+from skerry.cli import code, commands, demonstration, images, ports, processes, sandboxes, server, terminal, transfers
 from skerry.cli.context import Target
 
 # Typer brings its own copy of click in some versions; this is UsageError in all of them.
@@ -36,7 +36,7 @@ def target(
     context.obj = Target(url, api_key, home)
 
 
-for module in (commands, sandboxes, processes, transfers, images, server, demonstration):
+for module in (commands, terminal, code, sandboxes, processes, ports, transfers, images, server, demonstration):
     module.register(app)
 
 

@@ -220,7 +220,7 @@ def scope_of(request: httpx.Request, kind: str) -> dict[str, Any]:
         "root_path": "",
         "headers": [(name.lower(), value) for name, value in request.headers.raw],
         "client": ("127.0.0.1", 0),
-        "server": (url.host, url.port or 80),
+        "server": None,  # nothing listens
         "extensions": {},
     }
 

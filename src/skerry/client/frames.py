@@ -1,4 +1,4 @@
-"""The WebSocket of a terminal, over the network or into the embedded server: frames of bytes or text, then None."""
+"""A WebSocket, over the network or into the embedded server: frames of bytes or text, then None."""
 
 from __future__ import annotations
 
@@ -18,12 +18,19 @@ _NOT_LET_IN = "The server did not let this client in; it wants an API key (SKERR
 
 
 class AsyncFrames(Protocol):
+    @property
+    def lost(self) -> bool:
+        """Whether, after ``recv`` gave None, the connection was lost rather than closed."""
+        ...
+
     async def send(self, frame: Frame) -> None: ...
     async def recv(self) -> Frame | None: ...
     async def close(self) -> None: ...
 
 
 class Frames(Protocol):
+    @property
+    def lost(self) -> bool: ...
     def send(self, frame: Frame) -> None: ...
     def recv(self) -> Frame | None: ...
     def close(self) -> None: ...
@@ -32,29 +39,32 @@ class Frames(Protocol):
 def _refused(url: str, error: Exception) -> SkerryError:
     status = getattr(getattr(error, "response", None), "status_code", None)
     if status in (401, 403):
-        return UnauthorizedError("The server refused the terminal.", hint="Give the right API key (SKERRY_API_KEY).")
+        return UnauthorizedError("The server refused this client.", hint="Give the right API key (SKERRY_API_KEY).")
     return ServerUnreachableError(
-        f"No terminal could be opened at {url}: {error or type(error).__name__}.",
+        f"No WebSocket could be opened at {url}: {error or type(error).__name__}.",
         hint="Is the server running? `skerry serve` starts one.",
     )
 
 
-def _let_in(close: Close | None) -> None:
-    """Raise if the close code says that we never were."""
+def _is_loss(close: Close | None) -> bool:
+    """Whether a connection ended without the server meaning it to; raises if it never let us in."""
     if close is not None and close.code in (4401, 4403):
         raise error_from_wire(close.code - 4000, {"error": {"code": close.reason, "message": _NOT_LET_IN}})
+    # 1000 and the codes of our own, from 4000 on, are said on purpose; a server that stops says 1001 or 1012.
+    return close is None or (close.code != 1000 and close.code < 4000)
 
 
 class AsyncWireFrames:
     def __init__(self, socket: Any) -> None:
         self._socket = socket
+        self.lost = False
 
     @classmethod
     async def connect(cls, url: str, headers: dict[str, str], path: str | None) -> AsyncWireFrames:
         from websockets.asyncio.client import connect, unix_connect
         from websockets.exceptions import WebSocketException
 
-        options: dict[str, Any] = {"additional_headers": headers, "max_size": None}
+        options: dict[str, Any] = {"additional_headers": headers, "max_size": None, "compression": None}
         try:
             socket = await (unix_connect(path, url, **options) if path else connect(url, **options))
         except (OSError, WebSocketException, TimeoutError) as error:
@@ -75,7 +85,7 @@ class AsyncWireFrames:
         try:
             frame: Frame = await self._socket.recv()
         except ConnectionClosed as error:
-            _let_in(error.rcvd)
+            self.lost = _is_loss(error.rcvd)
             return None
         return frame
 
@@ -87,13 +97,14 @@ class WireFrames:
     def __init__(self, stack: ExitStack, socket: Any) -> None:
         self._stack = stack
         self._socket = socket
+        self.lost = False
 
     @classmethod
     def connect(cls, url: str, headers: dict[str, str], path: str | None) -> WireFrames:
         from websockets.exceptions import WebSocketException
         from websockets.sync.client import connect, unix_connect
 
-        options: dict[str, Any] = {"additional_headers": headers, "max_size": None}
+        options: dict[str, Any] = {"additional_headers": headers, "max_size": None, "compression": None}
         try:
             stack = ExitStack()
             socket = stack.enter_context(unix_connect(path, url, **options) if path else connect(url, **options))
@@ -115,7 +126,7 @@ class WireFrames:
         try:
             frame: Frame = self._socket.recv()
         except ConnectionClosed as error:
-            _let_in(error.rcvd)
+            self.lost = _is_loss(error.rcvd)
             return None
         return frame
 
@@ -131,6 +142,8 @@ class _Socket:
         self._scope = scope_of(httpx.Request("GET", url, headers=headers), "websocket")
         self._scope["subprotocols"] = []
         self._call: Call | None = None
+        self.lost = False
+        self._left = False
 
     async def connect(self) -> None:
         self._call = Call(self.host, self._scope, "websocket.disconnect")
@@ -139,7 +152,7 @@ class _Socket:
         message = await self._call.take()
         if message is None or message["type"] != "websocket.accept":
             reason = (message or {}).get("reason") or self._call.failure or "it was refused"
-            raise ServerUnreachableError(f"No terminal could be opened: {reason}.")
+            raise ServerUnreachableError(f"No WebSocket could be opened: {reason}.")
 
     async def send(self, frame: Frame) -> None:
         assert self._call is not None
@@ -150,13 +163,14 @@ class _Socket:
         assert self._call is not None
         message = await self._call.take()
         if message is None or message["type"] != "websocket.send":
-            if message is not None and message["type"] == "websocket.close":
-                _let_in(Close(message.get("code", 1000), message.get("reason") or ""))
+            if not self._left:
+                self.lost = _is_loss(Close(message.get("code", 1000), message.get("reason") or "") if message else None)
             return None
         text: Frame | None = message.get("text")
         return text if text is not None else message.get("bytes")
 
     async def close(self) -> None:
+        self._left = True
         if self._call is not None:
             self._call.disconnect()
 
@@ -164,6 +178,10 @@ class _Socket:
 class AsyncLocalFrames:
     def __init__(self, socket: _Socket) -> None:
         self._socket = socket
+
+    @property
+    def lost(self) -> bool:
+        return self._socket.lost
 
     @classmethod
     async def connect(cls, host: Host, url: str, headers: dict[str, str]) -> AsyncLocalFrames:
@@ -184,6 +202,10 @@ class AsyncLocalFrames:
 class LocalFrames:
     def __init__(self, socket: _Socket) -> None:
         self._socket = socket
+
+    @property
+    def lost(self) -> bool:
+        return self._socket.lost
 
     @classmethod
     def connect(cls, host: Host, url: str, headers: dict[str, str]) -> LocalFrames:

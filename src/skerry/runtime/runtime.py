@@ -13,23 +13,27 @@ from typing import Any
 from skerry.errors import InvalidRequestError, MissingCommandError, SkerryError, WaitTimeoutError
 from skerry.models import ExecEvent, ExecRequest, ExecResult, ProcessInfo, WaitForPort, WaitResult, now
 from skerry.portal.contract import Portal
+from skerry.runtime.backlog import Backlog
 from skerry.runtime.capture import Capture, Pump
 from skerry.runtime.commands import run_once
 from skerry.runtime.environment import WORKSPACE, check_cwd, check_env, check_text, merged
 from skerry.runtime.files import Files
 from skerry.runtime.git import Git
+from skerry.runtime.interpreter.context import Remembered
+from skerry.runtime.interpreter.contexts import Contexts, Records
+from skerry.runtime.interpreter.pool import Provision
 from skerry.runtime.ports import port_opens
 from skerry.runtime.processes import WAIT, Processes
 from skerry.runtime.sessions import Sessions
 from skerry.runtime.shell import Outcome, Task
-from skerry.runtime.terminal import Terminal, open_terminal
+from skerry.runtime.terminals import Terminals
 from skerry.runtime.watch import Watches
 
-STREAM_BUFFER = 1 << 20
+NOTHING_SPECIAL = Provision()
 
 
 class Runtime:
-    """The sessions, processes, files, watches and git of a machine, over its portal."""
+    """The sessions, processes, terminals, files, watches, git and code contexts of a machine, over its portal."""
 
     def __init__(
         self,
@@ -38,17 +42,24 @@ class Runtime:
         env: Mapping[str, str],
         on_process: Callable[[ProcessInfo], Awaitable[None]],
         past: Sequence[ProcessInfo] = (),
+        provision: Provision = NOTHING_SPECIAL,
+        contexts: Records | None = None,
+        past_contexts: Sequence[Remembered] = (),
     ) -> None:
         self.portal = portal
         self.sessions = Sessions(portal, env)
         self.processes = Processes(self.sessions, on_process, past)
+        self.terminals = Terminals(self.sessions)
         self.files = Files(portal)
         self.watches = Watches(portal)
+        self.code = Contexts(portal, self.sessions.env, provision, contexts, past_contexts)
         self.git = Git(portal, self.sessions.env, in_session=self._in_session)
 
     async def close(self) -> None:
         await self.processes.close()
         await self.watches.close()
+        await self.code.close()
+        await self.terminals.close()
         await self.sessions.close()
 
     # -- commands ------------------------------------------------------------------------------------------------------
@@ -88,7 +99,7 @@ class Runtime:
         running = asyncio.get_running_loop().create_task(
             self._run(request, task, events.stdout, events.stderr, on_start=events.started)
         )
-        running.add_done_callback(events.finished)
+        running.add_done_callback(lambda _: events.finish())
         try:
             yield ExecEvent(type="start", command=_shown(request), session_id=request.session)
             async for event in events.read():
@@ -112,7 +123,7 @@ class Runtime:
         finally:
             if not running.done():
                 running.cancel()
-                events.release()
+                events.resume()
                 await asyncio.gather(running, return_exceptions=True)
 
     async def _run(
@@ -143,13 +154,7 @@ class Runtime:
         _, env = await session.state()
         return session.portal, env
 
-    # -- terminals and ports -------------------------------------------------------------------------------------------
-
-    async def terminal(
-        self, *, cols: int = 80, rows: int = 24, shell: str | None = None, cwd: str | None = None
-    ) -> Terminal:
-        where = cwd or WORKSPACE
-        return await open_terminal(self.portal, env=self.sessions.env, cols=cols, rows=rows, shell=shell, cwd=where)
+    # -- ports ---------------------------------------------------------------------------------------------------------
 
     async def wait_for_port(self, port: int, request: WaitForPort) -> WaitResult:
         given = request.timeout if "timeout" in request.model_fields_set else WAIT
@@ -185,61 +190,41 @@ class _Tail:
         return self._data.decode(errors="replace")
 
 
-class _Events:
-    """Output on its way from the pumps to one reader, at most a megabyte of it; more waits in the pipes."""
+class _Events(Backlog[ExecEvent]):
+    """The output of a command; what its reader has no room for waits in the pipes."""
 
     def __init__(self, encoding: str) -> None:
+        super().__init__()
         self._encoding = encoding
         self._decoders: dict[str, Any] = {
             name: codecs.getincrementaldecoder("utf-8")("replace") for name in ("stdout", "stderr")
         }
         self.kept = {"stdout": _Tail(), "stderr": _Tail()}
-        self._queue: list[ExecEvent] = []
-        self._size = 0
         self._pumps: Sequence[Pump] = ()
-        self._wake = asyncio.Event()
-        self._done = False
 
     def started(self, pumps: Sequence[Pump]) -> None:
         self._pumps = pumps
 
-    def finished(self, task: asyncio.Task[Outcome]) -> None:
-        self._done = True
-        self._wake.set()
-
     def stdout(self, data: bytes) -> None:
-        self._add("stdout", data)
+        self._write("stdout", data)
 
     def stderr(self, data: bytes) -> None:
-        self._add("stderr", data)
+        self._write("stderr", data)
 
-    def _add(self, name: Any, data: bytes) -> None:
+    def _write(self, name: Any, data: bytes) -> None:
         self.kept[name].add(data)
         raw = self._encoding == "base64"
         text = base64.b64encode(data).decode() if raw else self._decoders[name].decode(data)
         if text:
-            self._queue.append(ExecEvent.model_construct(type=name, timestamp=now(), data=text))
-        self._size += len(data)
-        if self._size > STREAM_BUFFER:
-            for pump in self._pumps:
-                pump.pause()
-        self._wake.set()
+            self.add(ExecEvent.model_construct(type=name, timestamp=now(), data=text), len(data))
 
-    def release(self) -> None:
+    def pause(self) -> None:
+        for pump in self._pumps:
+            pump.pause()
+
+    def resume(self) -> None:
         for pump in self._pumps:
             pump.resume()
-
-    async def read(self) -> AsyncIterator[ExecEvent]:
-        while True:
-            batch, self._queue, self._size = self._queue, [], 0
-            self._wake.clear()
-            for event in batch:
-                yield event
-            if self._done and not self._queue:
-                return
-            self.release()
-            if not self._queue:
-                await self._wake.wait()
 
 
 def _task(request: ExecRequest) -> Task:

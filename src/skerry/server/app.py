@@ -10,9 +10,10 @@ from fastapi import APIRouter, FastAPI, Response
 
 from skerry.control.registry import Registry
 from skerry.models import Health
-from skerry.server import auth, commands, errors, files, git, images, processes, sandboxes, terminal
+from skerry.server import auth, code, commands, errors, files, git, images, ports, processes, sandboxes, terminal
 from skerry.server.answers import answer
 from skerry.server.nouns import noun_router
+from skerry.server.preview.front import Front, Previews
 from skerry.settings import Settings
 
 VERSION = version("skerry")
@@ -57,9 +58,11 @@ def create_app(registry: Registry, settings: Settings) -> FastAPI:
     app.state.closing = asyncio.Event()
     errors.install(app)
     # Routes are tried in turn, so the busiest come first; an included router would be matched twice.
-    for noun in (commands, files, processes, sandboxes, git, terminal, images):
+    for noun in (commands, code, files, processes, ports, sandboxes, git, terminal, images):
         app.router.routes.extend(noun.routes(registry).routes)
     app.router.routes.extend(_health(registry).routes)
+    app.state.previews = Previews(registry, settings, app.state.closing)
     app.add_middleware(auth.Guard, settings=settings)
+    app.add_middleware(Front, previews=app.state.previews)
     app.add_middleware(errors.Faults)
     return app

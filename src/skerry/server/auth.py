@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+import base64
+import binascii
 import hmac
+import re
 from hashlib import sha256
 from ipaddress import ip_address
+from urllib.parse import parse_qsl, urlencode
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from skerry.errors import ForbiddenError, SkerryError, UnauthorizedError
 from skerry.server.errors import error_response
+from skerry.server.tickets import Tickets
 from skerry.settings import Settings
 
 OPEN_PATHS = frozenset({"/health"})
+TERMINAL = re.compile(r"/v1/sandboxes/([^/]+)/terminal")
+PROTOCOL = "skerry.terminal"
+"""The WebSocket subprotocol of terminals. A browser may offer its key beside it, as ``skerry.key.<base64url>``."""
+_KEY_PROTOCOL = "skerry.key."
 
 
 def is_loopback(host: str) -> bool:
@@ -33,38 +42,72 @@ def _hostname(authority: str) -> str:
     return authority.partition(":")[0]
 
 
+def chosen_protocol(scope: Scope) -> str | None:
+    """Ours, if the client offered it: a browser ends a connection on which none of its offers was taken up."""
+    return PROTOCOL if PROTOCOL in scope.get("subprotocols", ()) else None
+
+
+def _offered_key(scope: Scope) -> str:
+    for offer in scope.get("subprotocols", ()):
+        if offer.startswith(_KEY_PROTOCOL):
+            encoded = offer.removeprefix(_KEY_PROTOCOL)
+            try:
+                return base64.urlsafe_b64decode(encoded + "=" * (-len(encoded) % 4)).decode()
+            except (binascii.Error, ValueError):
+                return ""
+    return ""
+
+
 class Guard:
     """Lets a request through to the app, or answers it."""
 
     def __init__(self, app: ASGIApp, settings: Settings) -> None:
         self.app = app
         self._keys = [sha256(key.encode()).digest() for key in settings.api_keys]
+        self._tickets = Tickets()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
             return await self.app(scope, receive, send)
+        scope["tickets"] = self._tickets
+        scope["by_ticket"] = self._redeem(scope)
         refusal = self._refusal(Headers(scope=scope), scope)
         if refusal is None:
             return await self.app(scope, receive, send)
         if scope["type"] == "websocket":
             # Accepted first: a browser is not told why a handshake failed, but it is told a close code.
             await receive()
-            await send({"type": "websocket.accept"})
+            await send({"type": "websocket.accept", "subprotocol": chosen_protocol(scope)})
             return await send({"type": "websocket.close", "code": 4000 + refusal.status, "reason": refusal.code})
         await error_response(refusal)(scope, receive, send)
 
     def _refusal(self, headers: Headers, scope: Scope) -> SkerryError | None:
         if not self._keys:
             return self._foreign(headers, scope)
-        if scope["path"] in OPEN_PATHS or self._has_key(headers):
+        if scope["path"] in OPEN_PATHS or scope["by_ticket"] or self._has_key(headers, scope):
             return None
         return UnauthorizedError(
             "This server wants an API key.", hint="Send it as `Authorization: Bearer KEY` or `X-API-Key: KEY`."
         )
 
-    def _has_key(self, headers: Headers) -> bool:
+    def _redeem(self, scope: Scope) -> bool:
+        """Whether the request came with a ticket that is good. It is taken out of the query, so that no one logs it."""
+        page = TERMINAL.fullmatch(scope["path"])
+        if page is None or not scope["query_string"] or scope.get("method", "GET") != "GET":
+            return False
+        query = parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True, errors="surrogateescape")
+        given = [value for name, value in query if name == "ticket"]
+        if not given:
+            return False
+        rest = [(name, value) for name, value in query if name != "ticket"]
+        scope["query_string"] = urlencode(rest, errors="surrogateescape").encode()
+        return len(given) == 1 and self._tickets.redeem(given[0], page[1].strip().lower())
+
+    def _has_key(self, headers: Headers, scope: Scope) -> bool:
         kind, _, token = headers.get("authorization", "").partition(" ")
         given = token.strip() if kind.lower() == "bearer" else headers.get("x-api-key", "")
+        if not given and scope["type"] == "websocket" and TERMINAL.fullmatch(scope["path"]):
+            given = _offered_key(scope)
         digest = sha256(given.encode("utf-8", "surrogateescape")).digest()
         # Every key is compared, in full, so that the time taken tells nothing about any of them.
         return sum(hmac.compare_digest(digest, key) for key in self._keys) > 0
@@ -79,6 +122,12 @@ class Guard:
             return ForbiddenError(
                 f"A server without API keys answers only to localhost, not to {host!r}.",
                 hint="Use http://127.0.0.1 or http://localhost, or give the server an API key (SKERRY_API_KEYS).",
+            )
+        # A mere GET names no origin, but browsers of this decade say that it comes from a page of another.
+        if headers.get("sec-fetch-site", "none") not in ("none", "same-origin"):
+            return ForbiddenError(
+                "A server without API keys does not answer requests that a page of another site makes.",
+                hint="Type the address into the browser, or give the server an API key (SKERRY_API_KEYS).",
             )
         origin = headers.get("origin")
         scheme = {"ws": "http", "wss": "https"}.get(scope["scheme"], scope["scheme"])

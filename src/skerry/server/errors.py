@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import traceback
 from collections.abc import Iterable, Mapping
 from http import HTTPStatus
@@ -63,6 +64,8 @@ def error_response(error: SkerryError, headers: Mapping[str, str] | None = None)
         extra["Connection"] = "close"  # the rest of the body was not read
     if isinstance(error, UnauthorizedError):
         extra["WWW-Authenticate"] = "Bearer"
+    if error.retry_after is not None:
+        extra["Retry-After"] = str(math.ceil(error.retry_after))
     return Response(text, error.status, extra, "application/json")
 
 

@@ -20,6 +20,7 @@ from skerry.control.open import open_registry
 from skerry.errors import HostUnfitError, InvalidRequestError
 from skerry.server.app import create_app
 from skerry.server.auth import is_loopback
+from skerry.server.preview.listener import speaking
 from skerry.settings import Settings
 
 GRACE = 10
@@ -115,7 +116,7 @@ async def serve(settings: Settings, *, on_ready: Callable[[str], None] | None = 
             app = create_app(registry, settings)
             config = uvicorn.Config(
                 app,
-                http="httptools",
+                http=speaking(app.state.previews),
                 ws="auto",
                 lifespan="off",
                 log_config=None,

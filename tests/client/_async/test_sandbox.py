@@ -23,6 +23,7 @@ from skerry import (
     SessionExistsError,
     SessionNotFoundError,
     State,
+    TerminalNotFoundError,
     WaitTimeoutError,
     get_async_sandbox,
 )
@@ -402,3 +403,40 @@ async def test_a_terminal_has_a_size_and_an_exit_code(sandbox: AsyncSandbox) -> 
             shown += data
     assert b"20 90" in shown
     assert terminal.exit_code == 7
+
+
+async def test_a_terminal_is_shared_left_and_come_back_to(sandbox: AsyncSandbox) -> None:
+    session = await sandbox.create_session(cwd="/usr", env={"WHO": "me"})
+    async with await session.terminal() as terminal, await sandbox.terminal(terminal.id) as other:
+        await terminal.send("echo $WHO@$PWD-$((1+1))\n")
+        shown = b""
+        while b"me@/usr-2" not in shown:
+            shown += await other.recv()
+        assert [(one.id, one.session, one.viewers) for one in await sandbox.terminals()] == [
+            (terminal.id, session.id, 2)
+        ]
+        await terminal.close()
+        again = await sandbox.terminal(terminal.id)
+        while b"me@/usr-2" not in await again.recv():
+            pass
+        await again.hang_up()
+        while await other.recv():
+            pass
+        assert other.exit_code == 129
+    assert await sandbox.terminals() == []
+
+
+async def test_leaving_a_shared_terminal_ends_nothing_and_closing_it_does(sandbox: AsyncSandbox) -> None:
+    async with await sandbox.terminal(shared=True) as terminal:
+        pass
+    async with await sandbox.terminal(shared=True, cols=100, rows=30) as again:
+        assert (again.id, again.cols, again.rows) == (terminal.id, 100, 30)
+    async with await sandbox.terminal() as own:
+        assert own.id != terminal.id
+    assert [one.id for one in await sandbox.terminals()] == [terminal.id]
+    await sandbox.close_terminal(terminal.id)
+    with pytest.raises(TerminalNotFoundError):
+        await sandbox.terminal(terminal.id)
+    with pytest.raises(FileNotFoundInSandboxError):
+        await sandbox.terminal(shell="nosuchshell")
+    assert (await sandbox.terminal_ticket()).expires_in == 60

@@ -24,6 +24,7 @@ from skerry import (
     SessionExistsError,
     SessionNotFoundError,
     State,
+    TerminalNotFoundError,
     WaitTimeoutError,
     get_sandbox,
 )
@@ -403,3 +404,38 @@ def test_a_terminal_has_a_size_and_an_exit_code(sandbox: Sandbox) -> None:
             shown += data
     assert b"20 90" in shown
     assert terminal.exit_code == 7
+
+
+def test_a_terminal_is_shared_left_and_come_back_to(sandbox: Sandbox) -> None:
+    session = sandbox.create_session(cwd="/usr", env={"WHO": "me"})
+    with session.terminal() as terminal, sandbox.terminal(terminal.id) as other:
+        terminal.send("echo $WHO@$PWD-$((1+1))\n")
+        shown = b""
+        while b"me@/usr-2" not in shown:
+            shown += other.recv()
+        assert [(one.id, one.session, one.viewers) for one in sandbox.terminals()] == [(terminal.id, session.id, 2)]
+        terminal.close()
+        again = sandbox.terminal(terminal.id)
+        while b"me@/usr-2" not in again.recv():
+            pass
+        again.hang_up()
+        while other.recv():
+            pass
+        assert other.exit_code == 129
+    assert sandbox.terminals() == []
+
+
+def test_leaving_a_shared_terminal_ends_nothing_and_closing_it_does(sandbox: Sandbox) -> None:
+    with sandbox.terminal(shared=True) as terminal:
+        pass
+    with sandbox.terminal(shared=True, cols=100, rows=30) as again:
+        assert (again.id, again.cols, again.rows) == (terminal.id, 100, 30)
+    with sandbox.terminal() as own:
+        assert own.id != terminal.id
+    assert [one.id for one in sandbox.terminals()] == [terminal.id]
+    sandbox.close_terminal(terminal.id)
+    with pytest.raises(TerminalNotFoundError):
+        sandbox.terminal(terminal.id)
+    with pytest.raises(FileNotFoundInSandboxError):
+        sandbox.terminal(shell="nosuchshell")
+    assert (sandbox.terminal_ticket()).expires_in == 60

@@ -1,4 +1,4 @@
-"""The life of a sandbox, its environment, git and terminals."""
+"""The life of a sandbox, its environment and git."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from skerry.client._async.connection import AsyncLink
-from skerry.client._async.terminal import AsyncTerminal
 from skerry.client.concurrency import call_async
 from skerry.client.values import EnvChanges, Seconds, given, milliseconds
 from skerry.client.wire import stream_error
@@ -106,10 +105,3 @@ class AsyncLifecycle:
         finally:
             await events.aclose()
         raise InternalError("The stream of the clone ended before the clone did.")
-
-    async def terminal(
-        self, *, cols: int = 80, rows: int = 24, shell: str | None = None, cwd: str | None = None
-    ) -> AsyncTerminal:
-        """Open a shell on a terminal of its own."""
-        params = {"cols": cols, "rows": rows} | given(shell=shell, cwd=cwd)
-        return AsyncTerminal(await self._link.frames("/terminal", params))

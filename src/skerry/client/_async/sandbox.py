@@ -8,10 +8,13 @@ from typing import Any
 from urllib.parse import quote
 
 from skerry.client._async.client import AsyncClient
+from skerry.client._async.code import AsyncCode
 from skerry.client._async.commands import AsyncCommands
 from skerry.client._async.connection import AsyncConnection, AsyncLink
 from skerry.client._async.lifecycle import AsyncLifecycle
+from skerry.client._async.ports import AsyncPorts
 from skerry.client._async.processes import AsyncProcesses
+from skerry.client._async.terminal import AsyncTerminals
 from skerry.client._async.transfers import AsyncTransfers
 from skerry.client.values import Hooks, Seconds, given, milliseconds, sandbox_name
 from skerry.errors import SandboxNotFoundError, SessionExistsError
@@ -20,7 +23,9 @@ from skerry.models import SandboxInfo, SessionInfo, State
 Sandboxes = list[SandboxInfo]
 
 
-class AsyncOperations(AsyncCommands, AsyncProcesses, AsyncTransfers, AsyncLifecycle):
+class AsyncOperations(
+    AsyncCommands, AsyncCode, AsyncProcesses, AsyncTerminals, AsyncPorts, AsyncTransfers, AsyncLifecycle
+):
     """Everything that can be done in a sandbox, from the sandbox itself or from one of its sessions."""
 
     _link: AsyncLink

@@ -1,5 +1,5 @@
 # Generated from src/skerry/client/_async/lifecycle.py by scripts/generate_sync.py; change that file and run it again.
-"""The life of a sandbox, its environment, git and terminals."""
+"""The life of a sandbox, its environment and git."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from skerry.client._sync.connection import Link
-from skerry.client._sync.terminal import Terminal
 from skerry.client.concurrency import call
 from skerry.client.values import EnvChanges, Seconds, given, milliseconds
 from skerry.client.wire import stream_error
@@ -105,8 +104,3 @@ class Lifecycle:
         finally:
             events.close()
         raise InternalError("The stream of the clone ended before the clone did.")
-
-    def terminal(self, *, cols: int = 80, rows: int = 24, shell: str | None = None, cwd: str | None = None) -> Terminal:
-        """Open a shell on a terminal of its own."""
-        params = {"cols": cols, "rows": rows} | given(shell=shell, cwd=cwd)
-        return Terminal(self._link.frames("/terminal", params))

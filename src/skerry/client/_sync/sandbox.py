@@ -9,10 +9,13 @@ from typing import Any
 from urllib.parse import quote
 
 from skerry.client._sync.client import Client
+from skerry.client._sync.code import Code
 from skerry.client._sync.commands import Commands
 from skerry.client._sync.connection import Connection, Link
 from skerry.client._sync.lifecycle import Lifecycle
+from skerry.client._sync.ports import Ports
 from skerry.client._sync.processes import Processes
+from skerry.client._sync.terminal import Terminals
 from skerry.client._sync.transfers import Transfers
 from skerry.client.values import Hooks, Seconds, given, milliseconds, sandbox_name
 from skerry.errors import SandboxNotFoundError, SessionExistsError
@@ -21,7 +24,7 @@ from skerry.models import SandboxInfo, SessionInfo, State
 Sandboxes = list[SandboxInfo]
 
 
-class Operations(Commands, Processes, Transfers, Lifecycle):
+class Operations(Commands, Code, Processes, Terminals, Ports, Transfers, Lifecycle):
     """Everything that can be done in a sandbox, from the sandbox itself or from one of its sessions."""
 
     _link: Link
