@@ -118,7 +118,13 @@ class Pool:
     async def _begin(self, language: Language, cwd: str, env: Mapping[str, str]) -> Executor:
         if language == "python":
             nursery = await self._template()
-            executor = await nursery.fork(cwd, env)
+            try:
+                executor = await nursery.fork(cwd, env)
+            except OSError:
+                if nursery.alive:
+                    raise
+                # It had just ended, which nobody knew yet; a new one is made.
+                executor = await (await self._template()).fork(cwd, env)
             return await self._settled(executor, cwd)
         while self._spares[language]:
             _, executor = self._spares[language].pop()
