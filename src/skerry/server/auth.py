@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import base64
 import binascii
-import hmac
 import re
-from hashlib import sha256
 from ipaddress import ip_address
 from urllib.parse import parse_qsl, urlencode
 
@@ -15,6 +13,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from skerry.errors import ForbiddenError, SkerryError, UnauthorizedError
 from skerry.server.errors import error_response
+from skerry.server.keys import Keys
 from skerry.server.tickets import Tickets
 from skerry.settings import Settings
 
@@ -47,15 +46,15 @@ def chosen_protocol(scope: Scope) -> str | None:
     return PROTOCOL if PROTOCOL in scope.get("subprotocols", ()) else None
 
 
-def _offered_key(scope: Scope) -> str:
+def _offered_key(scope: Scope) -> bytes:
     for offer in scope.get("subprotocols", ()):
         if offer.startswith(_KEY_PROTOCOL):
             encoded = offer.removeprefix(_KEY_PROTOCOL)
             try:
-                return base64.urlsafe_b64decode(encoded + "=" * (-len(encoded) % 4)).decode()
+                return base64.urlsafe_b64decode(encoded + "=" * (-len(encoded) % 4))
             except (binascii.Error, ValueError):
-                return ""
-    return ""
+                return b""
+    return b""
 
 
 class Guard:
@@ -63,7 +62,7 @@ class Guard:
 
     def __init__(self, app: ASGIApp, settings: Settings) -> None:
         self.app = app
-        self._keys = [sha256(key.encode()).digest() for key in settings.api_keys]
+        self._keys = Keys(settings.api_keys)
         self._tickets = Tickets()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -104,13 +103,10 @@ class Guard:
         return len(given) == 1 and self._tickets.redeem(given[0], page[1].strip().lower())
 
     def _has_key(self, headers: Headers, scope: Scope) -> bool:
-        kind, _, token = headers.get("authorization", "").partition(" ")
-        given = token.strip() if kind.lower() == "bearer" else headers.get("x-api-key", "")
-        if not given and scope["type"] == "websocket" and TERMINAL.fullmatch(scope["path"]):
-            given = _offered_key(scope)
-        digest = sha256(given.encode("utf-8", "surrogateescape")).digest()
-        # Every key is compared, in full, so that the time taken tells nothing about any of them.
-        return sum(hmac.compare_digest(digest, key) for key in self._keys) > 0
+        if any(self._keys.are_in(name, value) for name, value in headers.raw):
+            return True
+        terminal = scope["type"] == "websocket" and TERMINAL.fullmatch(scope["path"])
+        return bool(terminal) and self._keys.know(_offered_key(scope))
 
     def _foreign(self, headers: Headers, scope: Scope) -> SkerryError | None:
         # Without a key the only protection is that the port is on loopback, and a browser on this machine breaks it:

@@ -350,3 +350,26 @@ async def test_typescript_files_are_imported_with_all_that_only_typescript_has(r
     await sh("cat >colours.ts", stdin="export enum Colour { Red = 7 }\nexport const name: string = 'red';\n")
     shown = await run("import { Colour, name } from './colours.ts'; [Colour.Red, name]", language="ts")
     assert (shown.results[0].json_, shown.stderr) == ([7, "red"], "")
+
+
+async def test_a_script_can_start_node_again(run: Run, sh: Sh) -> None:
+    await sh("cat >child.cjs", stdin="process.send(6 * 7)")
+    forked = "await new Promise(done => require('child_process').fork('./child.cjs').on('message', done))"
+    assert (await run(forked, language="js")).text == "42"
+
+
+async def test_one_deleted_while_it_is_being_made_is_gone_and_leaves_nothing(runtime: Runtime, sh: Sh) -> None:
+    making = asyncio.ensure_future(create(runtime, "javascript", id="brief"))
+    while not runtime.code.list():
+        await asyncio.sleep(0)
+    await runtime.code.delete("brief")
+    with pytest.raises(ContextNotFoundError):
+        await making
+    assert runtime.code.list() == []
+    assert (await create(runtime, "javascript", id="brief")).id == "brief"
+
+
+async def test_however_many_are_made_at_once_only_so_many_more_are_kept_ready(runtime: Runtime, sh: Sh) -> None:
+    await asyncio.gather(*(create(runtime, "javascript") for _ in range(5)))
+    await asyncio.sleep(1)
+    assert int((await sh("pgrep -fc code/javascript/executor")).stdout) == 5 + 1

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import os
+import secrets
 import signal
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 
 import pytest
 
@@ -52,6 +54,39 @@ async def test_a_context_that_dies_says_why_and_the_next_run_works_afresh(
     gone = await run("x", language=language)
     assert gone.error is not None
     assert gone.error.name in ("NameError", "ReferenceError")
+
+
+def _out_of_memory(comm: str, limit: int) -> None:
+    """Put the process of that name under a limit of the kernel's."""
+    (pid,) = [path.name for path in Path("/proc").iterdir() if _comm(path) == comm]
+    v1 = Path("/sys/fs/cgroup/memory")
+    group = (v1 if v1.is_dir() else Path("/sys/fs/cgroup")) / comm
+    group.mkdir()
+    (group / ("memory.limit_in_bytes" if v1.is_dir() else "memory.max")).write_text(str(limit))
+    (group / "cgroup.procs").write_text(pid)
+
+
+def _comm(path: Path) -> str:
+    try:
+        return (path / "comm").read_text().strip()
+    except OSError:
+        return ""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="limits a process from outside, which takes root")
+async def test_one_that_the_kernel_kills_for_its_memory_says_so(run: Run) -> None:
+    name = f"oom-{secrets.token_hex(4)}"
+    await run(f"import ctypes; ctypes.CDLL(None).prctl(15, b'{name}', 0, 0, 0)")
+    _out_of_memory(name, 128 << 20)
+    died = await run("hog = [bytearray(1 << 20) for _ in range(1024)]", timeout=60_000)
+    for group in Path("/sys/fs/cgroup").glob(f"**/{name}"):
+        group.rmdir()
+    assert died.error is not None
+    assert died.error.name == "ContextDied"
+    assert "memory" in died.error.message
+    after = await run("40 + 2")
+    assert after.text == "42"
+    assert "memory" in after.notices[0]
 
 
 async def test_one_killed_between_two_runs_is_noticed_by_the_next(runtime: Runtime, run: Run, sh: Sh) -> None:

@@ -73,7 +73,7 @@ class Toolbox:
         found: dict[str, Sequence[Sequence[str]]] = {"python": [] if self.packages is None else [python]}
         node = (f"{LIB}/ld.so", "--library-path", LIB, NODE)
         for language, flags in NODE_FLAGS.items():
-            executor = (*node, *flags, f"{INSIDE}/code/javascript/executor.cjs", language)
+            executor = (*node, *flags, f"{INSIDE}/code/javascript/executor.cjs", language, NODE)
             found[language] = [] if self.node is None else [executor]
         return found
 

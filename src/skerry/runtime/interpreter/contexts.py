@@ -33,8 +33,6 @@ DEFAULTS = {
     "PIP_ROOT_USER_ACTION": "ignore",
 }
 """What a context has in its environment unless told otherwise: pip may install, into the user's directory."""
-
-
 STOPPED = "the sandbox was stopped and started again since"
 
 
@@ -79,7 +77,8 @@ class Contexts:
             if self.records is not None:
                 await self.records.save(wanted)
         except BaseException:
-            del self._contexts[id]
+            if self._contexts.get(id) is context:  # somebody may have deleted it meanwhile
+                del self._contexts[id]
             await context.delete()
             raise
         return context.info()

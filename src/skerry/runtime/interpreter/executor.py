@@ -23,7 +23,6 @@ AGAIN = 0.2
 LAST_WORDS = 1.0
 """Seconds to wait for the exit status of a process whose pipe is closed already."""
 
-
 Stream = Literal["stdout", "stderr"]
 STREAMS: tuple[Stream, ...] = ("stdout", "stderr")
 
@@ -141,10 +140,6 @@ class Executor:
         self._replies = Pump(pipes.ours.pop("replies"), self._reply)
         self._exit = asyncio.ensure_future(self._ending(exited))
 
-    @property
-    def running(self) -> bool:
-        return self._finished is not None
-
     async def gone(self) -> bool:
         """Whether it has ended, also when the news of it is still on the way."""
         poll = select.poll()
@@ -203,8 +198,7 @@ class Executor:
         # Before it has begun with the code it takes no interrupt for meant. And one that comes just before a call that
         # blocks is noticed only after it, hence again and again; it counts as one.
         for _ in range(max(1, round(patience / AGAIN))):
-            if self.taken:
-                await self._signal()
+            await self._signal()
             await asyncio.wait(waits, timeout=AGAIN, return_when=asyncio.FIRST_COMPLETED)
             if finished.done() or self.ended.done() or self._finished is not finished:
                 return

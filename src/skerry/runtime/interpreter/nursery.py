@@ -23,9 +23,7 @@ from skerry.runtime.commands import end_tree
 from skerry.runtime.interpreter.executor import Executor, Pipes
 from skerry.runtime.output import pipe
 
-NO_IPYTHON = 78
 PRELOADED = ("numpy", "pandas", "matplotlib.pyplot")
-
 
 Born = tuple[int, asyncio.Future[int]]
 """A fork: its pid, and its exit status when it comes."""
@@ -105,7 +103,8 @@ class Nursery:
 
     async def fork(self, cwd: str, env: Mapping[str, str]) -> Executor:
         """A new executor, not yet ready. Raises ``OSError`` when the template cannot make one."""
-        assert self._packets is not None
+        if self._packets is None:
+            raise OSError("its template has ended")
         self._count += 1
         number = self._count
         order = json.dumps({"fork": number, "cwd": cwd, "env": dict(env)}).encode()

@@ -26,7 +26,6 @@ from skerry.runtime.interpreter.nursery import PRELOADED, Nursery
 
 READY = 60.0
 """Seconds an executor may take until it can run something."""
-NODE = "/run/skerry/node/bin/node"
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,7 +189,7 @@ class Pool:
         try:
             child = await self._portal.spawn(
                 self._portal.code[language][0],
-                env={**self._clean(), "SKERRY_NODE": NODE},
+                env=self._clean(),
                 cwd="/",
                 stdio=[null, *pipes.theirs],
             )

@@ -5,11 +5,11 @@ from __future__ import annotations
 import hmac
 import time
 from dataclasses import dataclass
-from hashlib import sha256
 
 from skerry.control.exposures import Exposure
 from skerry.control.registry import Registry
 from skerry.errors import ForbiddenError, PreviewNotFoundError, UnauthorizedError
+from skerry.server.keys import Keys
 from skerry.server.preview import cookies
 from skerry.server.preview.address import Claim, Form, Visit, current, hostname, parameter, without
 
@@ -41,22 +41,7 @@ class Admission:
 
     def is_ours(self, name: bytes, value: bytes) -> bool:
         """Whether a header holds a key of this server."""
-        return name in (b"authorization", b"x-api-key") and self.keys.hold(name, value)
-
-
-class Keys:
-    """The server's API keys, as digests."""
-
-    def __init__(self, keys: tuple[str, ...]) -> None:
-        self._digests = [sha256(key.encode()).digest() for key in keys]
-
-    def hold(self, name: bytes, value: bytes) -> bool:
-        if name == b"authorization":
-            kind, _, value = value.partition(b" ")
-            if kind.lower() != b"bearer":
-                return False
-        digest = sha256(value.strip()).digest()
-        return sum(hmac.compare_digest(digest, key) for key in self._digests) > 0
+        return self.keys.are_in(name, value)
 
 
 class Access:
@@ -92,7 +77,7 @@ class Access:
 
     def _require_right(self, exposure: Exposure, visit: Visit) -> bool:
         """Whether a link in the address gave the right to see a private one; raises when nothing did."""
-        if any(self._keys.hold(n, v) for n, v in visit.headers if n in (b"authorization", b"x-api-key")):
+        if any(self._keys.are_in(name, value) for name, value in visit.headers):
             return False
         kept = cookies.read(visit.cookie, cookies.link_name(exposure.sandbox_id, exposure.port))
         if kept is not None and self._registry.exposures.verify_link(exposure, kept.decode("latin-1")):

@@ -8,7 +8,7 @@ import json
 import os
 import subprocess
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -30,7 +30,11 @@ class Executor(Context):
     """One Node process, and the five pipes it lives on."""
 
     def __init__(
-        self, language: str = "javascript", cwd: str | Path = "/", env: Mapping[str, str] | None = None
+        self,
+        language: str = "javascript",
+        cwd: str | Path = "/",
+        env: Mapping[str, str] | None = None,
+        told: Sequence[str] = (),
     ) -> None:
         stdout, stderr, requests, replies, interrupts = (os.pipe() for _ in range(5))
         # High numbers first, so that none of them is in the way of 3, 4 and 5.
@@ -45,6 +49,7 @@ class Executor(Context):
                 *NODE_FLAGS[language],
                 str(EXECUTOR),
                 language,
+                *told,
             ],
             pass_fds=theirs,
             stdin=subprocess.DEVNULL,

@@ -123,15 +123,10 @@ def test_subprocesses_see_the_variables_and_none_of_our_descriptors(executor: Ex
 
 def test_started_through_a_loader_it_still_knows_where_node_is(tmp_path: Path) -> None:
     (tmp_path / "child.cjs").write_text("process.send(process.argv.length)")
-    with Executor(cwd=tmp_path, env={"SKERRY_NODE": node()}) as executor:
-        assert executor.value(
-            "[process.execPath, process.argv[0], process.env.SKERRY_NODE ?? null, process.execArgv]"
-        ) == [
-            node(),
-            node(),
-            None,
-            [],
-        ]
+    named = tmp_path / "node"
+    named.symlink_to(node())
+    with Executor(cwd=tmp_path, told=[str(named)]) as executor:
+        assert executor.value("[process.execPath, process.argv, process.execArgv]") == [str(named), [str(named)], []]
         forked = "await new Promise(done => require('child_process').fork('./child.cjs').on('message', done))"
         assert executor.run(forked).text == "2"
 

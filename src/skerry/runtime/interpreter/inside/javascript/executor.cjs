@@ -1,7 +1,7 @@
 'use strict';
 
 /**
- * Runs JavaScript or TypeScript for the server: `node FLAGS executor.cjs LANGUAGE`, where the flags are
+ * Runs JavaScript or TypeScript for the server: `node FLAGS executor.cjs LANGUAGE [NODE]`, where the flags are
  * `--expose-internals --no-force-async-hooks-checks`, and for TypeScript also
  * `--experimental-transform-types --disable-warning=ExperimentalWarning` (enums in files that are imported).
  * Descriptors: 1 and 2 are the user's output, 3 brings requests, 4 takes replies, 5 brings interrupts.
@@ -13,9 +13,8 @@ const REPLIES = 4;
 const language = process.argv[2];
 const { exit } = process;
 
-// Started through a dynamic loader, Node takes the loader for itself.
-if (process.env.SKERRY_NODE) process.execPath = process.env.SKERRY_NODE;
-delete process.env.SKERRY_NODE;
+// Started through a dynamic loader, Node takes the loader for itself, unless it is told what it is.
+process.execPath = process.argv[3] ?? process.execPath;
 process.argv = [process.execPath];
 process.execArgv = [];
 

@@ -11,7 +11,6 @@ import os
 import signal
 import sys
 import time
-import types
 from typing import Any
 
 import skerry_programs
@@ -147,9 +146,6 @@ def change(variables: dict[str, str | None]) -> dict[str, str | None]:
     if "TZ" in variables:
         time.tzset()
     return before
-
-
-def ignore(number: int, frame: types.FrameType | None) -> None: ...
 
 
 def start(shell: Shell, flusher: Flusher) -> None:
