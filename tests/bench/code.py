@@ -92,6 +92,7 @@ def first(stand: Stand) -> list[Row]:
     def ours() -> float:
         sandbox = stand.client.sandbox(stand.fresh_name())
         made.append(sandbox)
+        sandbox.exec("true")
         return milliseconds(lambda: expect(sandbox.run_code(IMPORTS).text == "3", "There were no three rows."))
 
     def destroy() -> None:

@@ -28,6 +28,8 @@ from skerry_shell import Shell
 
 PACKET = 256 * 1024
 PR_SET_CHILD_SUBREAPER = 36
+HURRY = 30
+"""Milliseconds without an order after which the first context is taken to be on its way."""
 
 
 class Nursery:
@@ -38,8 +40,6 @@ class Nursery:
         self._libc = ctypes.CDLL(None)
         self._children: set[int] = set()
         self._shell = Shell.instance()
-        skerry_warmth.warm(self._shell)
-        freeze()
 
     def serve(self) -> None:
         # A pipe that every signal writes to: the one way to wait for a packet and for a child at once.
@@ -53,8 +53,15 @@ class Nursery:
         waiting = select.poll()
         waiting.register(self._socket, select.POLLIN)
         waiting.register(woken, select.POLLIN)
+        quiet: int | None = HURRY
         while True:
-            ready = {fd for fd, _ in waiting.poll()}
+            ready = {fd for fd, _ in waiting.poll(quiet)}
+            if not ready:
+                # Only now: the first context, the one that the template was started for, does not wait for it.
+                skerry_warmth.warm(self._shell)
+                gc.collect()
+                freeze()
+                quiet = None
             if woken in ready:
                 with contextlib.suppress(BlockingIOError):
                     while os.read(woken, 4096):
@@ -120,6 +127,7 @@ class Nursery:
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         os.setsid()
+        freeze()
         self._libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
         place(fds)
         self._socket.detach()
@@ -147,6 +155,7 @@ class Nursery:
             except Exception:  # noqa: BLE001 - a library that fails to load is one that is not there
                 continue
             loaded.append(name)
+        gc.collect()
         freeze()
         return loaded
 
@@ -193,7 +202,6 @@ def freeze() -> None:
 
     It comes less often than by default: large libraries are imported a tenth faster.
     """
-    gc.collect()
     gc.freeze()
     gc.set_threshold(20_000, 10, 20)
     gc.enable()
