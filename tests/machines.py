@@ -46,6 +46,8 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 async def provider(home: Path) -> AsyncIterator[LocalProvider]:
     provider = LocalProvider(Settings(home=home))
     await provider.open()
+    if provider.seed is not None:
+        await provider.seed.open()  # not in the middle of some test, which would wonder where its descriptor comes from
     yield provider
     await provider.close()
 

@@ -136,6 +136,13 @@ class Portal(Protocol):
         """Make a FIFO, in place of whatever had that name."""
         ...
 
+    async def sow(self, fds: Sequence[int]) -> bool:
+        """Have a Python template begin inside that was imported outside; its descriptors 3 and 2 are ``fds``.
+
+        False where there is none to be had, now or ever: it is then to be spawned.
+        """
+        ...
+
     async def isolate(self) -> Portal:
         """A portal into the same machine whose processes and the others' cannot see or signal each other.
 

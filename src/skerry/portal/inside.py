@@ -131,6 +131,9 @@ class InsidePortal:
 
     # -- life ----------------------------------------------------------------------------------------------------------
 
+    async def sow(self, fds: Sequence[int]) -> bool:
+        return False
+
     async def isolate(self) -> Portal:
         raise UnsupportedError("Sessions cannot be isolated from each other here: they share one process table.")
 

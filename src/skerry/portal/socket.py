@@ -133,6 +133,7 @@ class SocketPortal:
         scratch: str,
         on_lost: Callable[[str], None] | None = None,
         isolate: Callable[[], Awaitable[Portal]] | None = None,
+        sow: Callable[[Sequence[int]], Awaitable[bool]] | None = None,
         on_close: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
         self.python = python
@@ -142,6 +143,7 @@ class SocketPortal:
         self._loop = asyncio.get_running_loop()
         self._on_lost = on_lost
         self._isolate = isolate
+        self._sow = sow
         self._on_close = on_close
         self._ready: asyncio.Future[None] = self._loop.create_future()
         self._waiting: dict[int, asyncio.Future[Reply]] = {}
@@ -365,6 +367,9 @@ class SocketPortal:
     async def _do(self, op: str, **arguments: Any) -> None:
         _, fds = await self.request(op, **arguments)
         close_all(fds)
+
+    async def sow(self, fds: Sequence[int]) -> bool:
+        return self._sow is not None and await self._sow(fds)
 
     async def isolate(self) -> Portal:
         if self._isolate is None:

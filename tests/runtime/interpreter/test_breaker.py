@@ -71,6 +71,7 @@ def test_three_successes_close_it_and_one_failure_opens_it_again() -> None:
 @pytest.mark.parametrize("language", ["python", "javascript"])
 async def test_an_interpreter_that_never_starts_is_not_tried_for_ever(machine: LocalMachine, language: str) -> None:
     runtime = Runtime(machine.portal, env={}, on_process=nobody)
+    machine.portal._sow = None
     kept = machine.portal.code
     machine.portal.code = {**kept, language: [["/bin/sh", "-c", "echo out of order >&2; exit 9"]]}
     try:
@@ -95,6 +96,7 @@ async def test_an_interpreter_that_is_not_ready_in_time_says_how_far_it_is(
     machine: LocalMachine, language: str
 ) -> None:
     runtime = Runtime(machine.portal, env={"INTERPRETER_SPAWN_TIMEOUT_MS": "300"}, on_process=nobody)
+    machine.portal._sow = None
     kept = machine.portal.code
     machine.portal.code = {**kept, language: [["/bin/sh", "-c", "sleep 600"]]}
     try:

@@ -296,7 +296,8 @@ async def test_executors_can_be_had_ready_before_they_are_needed(runtime: Runtim
     assert (await run("import sys; 'pandas' in sys.modules and 'matplotlib.pyplot' in sys.modules")).text == "True"
 
 
-async def test_what_one_context_imported_the_next_one_has(runtime: Runtime, run: Run) -> None:
+async def test_what_one_context_imported_the_next_one_has(machine: LocalMachine, runtime: Runtime, run: Run) -> None:
+    machine.portal._sow = None
     loaded = "import sys; 'pandas' in sys.modules"
     assert (await run(loaded)).text == "False"
     await run("import pandas")

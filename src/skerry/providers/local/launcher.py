@@ -58,6 +58,12 @@ class Launcher:
     async def enter(self, key: str, target: str, fds: Sequence[int], ended: Ended, **arguments: Any) -> int | None:
         return await self._begin("enter", key, fds, ended, {"target": target, **arguments})
 
+    async def seed(self, control: int, shown: Sequence[tuple[str, str]], argv: Sequence[str]) -> None:
+        await self._ask("seed", [control], shown=shown, argv=argv)
+
+    async def sow(self, target: str, fds: Sequence[int], capabilities: Sequence[int]) -> None:
+        await self._ask("sow", fds, target=target, capabilities=capabilities)
+
     async def _begin(
         self, op: str, key: str, fds: Sequence[int], ended: Ended, arguments: dict[str, Any]
     ) -> int | None:

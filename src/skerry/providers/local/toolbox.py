@@ -91,14 +91,24 @@ class Toolbox:
             shown["node"] = self.node
         return shown
 
-    def arguments(self, paths: dict[str, str]) -> list[str]:
-        arguments = ["--ro-bind", paths["toolbox"], INSIDE, "--ro-bind", paths["stdlib"], f"{LIB}/{VERSION}"]
+    @property
+    def seed(self) -> Sequence[str]:
+        """How to start the Python of which templates are forked."""
+        return [*self.code["python"][0], "seed"]
+
+    def shown(self, paths: dict[str, str]) -> list[tuple[str, str]]:
+        """What is seen where inside, each over the ones before it."""
+        shown = [(paths["toolbox"], INSIDE), (paths["stdlib"], f"{LIB}/{VERSION}")]
         if self.packages is not None:
-            arguments += ["--ro-bind", paths["packages"], f"{LIB}/{_packages_place(self.library)}"]
-        elif (self.library / "site-packages").is_dir():
-            arguments += ["--tmpfs", f"{LIB}/{VERSION}/site-packages", "--remount-ro", f"{LIB}/{VERSION}/site-packages"]
+            shown.append((paths["packages"], f"{LIB}/{_packages_place(self.library)}"))
         if self.node is not None:
-            arguments += ["--ro-bind", paths["node"], f"{INSIDE}/node"]
+            shown.append((paths["node"], f"{INSIDE}/node"))
+        return shown
+
+    def arguments(self, paths: dict[str, str]) -> list[str]:
+        arguments = [word for source, target in self.shown(paths) for word in ("--ro-bind", source, target)]
+        if self.packages is None and (self.library / "site-packages").is_dir():
+            arguments += ["--tmpfs", f"{LIB}/{VERSION}/site-packages", "--remount-ro", f"{LIB}/{VERSION}/site-packages"]
         return arguments
 
     def close(self) -> None:

@@ -12,18 +12,28 @@ import json
 import os
 import signal
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
+import structlog
+
 from skerry.errors import InvalidRequestError, LanguageUnavailableError, SandboxLostError
-from skerry.portal.contract import Child, Portal
+from skerry.portal.contract import Child, Portal, Tree
 from skerry.portal.packets import PACKET, Nonsense, Packets, close_all
 from skerry.runtime.capture import Pump
 from skerry.runtime.commands import end_tree
 from skerry.runtime.interpreter.executor import Executor, Pipes
 from skerry.runtime.output import pipe
 
+log = structlog.get_logger(__name__)
+
 PRELOADED = ("numpy", "pandas", "matplotlib.pyplot")
+INFLUENCES = (
+    *("PYTHONHASHSEED", "PYTHONOPTIMIZE", "PYTHONWARNINGS", "PYTHONMALLOC", "PYTHONDEVMODE"),
+    *("MPL", "MATPLOTLIB", "OMP_", "OPENBLAS_", "MKL_", "BLIS_", "NUMEXPR_", "NPY_", "PANDAS_"),
+)
+"""How variables begin that are read when Python starts or these are imported: a template has to have the same."""
 
 Born = tuple[int, asyncio.Future[int]]
 """A fork: its pid, and its exit status when it comes."""
@@ -35,6 +45,8 @@ class Nursery:
     def __init__(self, portal: Portal) -> None:
         self._portal = portal
         self._child: Child | None = None
+        self._tree: Tree | None = None
+        self._influences: dict[str, str] = {}
         self._packets: Packets | None = None
         self._ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._forks: dict[int, asyncio.Future[Born]] = {}
@@ -53,9 +65,12 @@ class Nursery:
     async def open(self, env: Mapping[str, str]) -> None:
         """Start the first of the candidates that has IPython. Raises ``OSError`` with what it said if none works."""
         candidates = self._portal.code["python"]
+        self._influences = _influences(env)
         for last, argv in enumerate(candidates, 1):
             try:
-                await self._start(argv, env)
+                # The last of them is Skerry's own, and that may have been imported outside already.
+                if last < len(candidates) or self._influences or not await self._sown():
+                    await self._start(partial(self._spawn, argv, env))
                 return
             except OSError:
                 if last == len(candidates):
@@ -65,38 +80,56 @@ class Nursery:
             hint="Install it where the server runs: pip install ipython numpy pandas matplotlib.",
         )
 
-    async def _start(self, argv: Sequence[str], env: Mapping[str, str]) -> None:
+    async def _start(self, begin: Callable[[Sequence[int]], Awaitable[bool]]) -> bool:
+        """Begin a template with a socket and a pipe for its errors; False if there is none of this kind."""
         self._ready = asyncio.get_running_loop().create_future()
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         reader, writer = pipe("read", size=4096)
-        null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
+        begun = False
         try:
-            stdio = [null, null, writer, theirs.fileno()]
-            self._child = await self._portal.spawn(argv, env=env, cwd="/", stdio=stdio)
-        except BaseException:
-            ours.close()
-            os.close(reader)
-            raise
+            begun = await begin([theirs.fileno(), writer])
         finally:
             theirs.close()
             os.close(writer)
-            os.close(null)
+            if not begun:
+                ours.close()
+                os.close(reader)
+        if not begun:
+            return False
         self._stderr = b""
         errors = self._errors = Pump(reader, self._complained)
         self._packets = Packets(ours, self._packet, self._lost)
-        self._watching = asyncio.get_running_loop().create_task(self._watch(self._child))
         try:
             await asyncio.shield(self._ready)
         except asyncio.CancelledError:
             if not self._ready.cancelled():
                 raise  # the caller was cancelled, not the template lost
-            with contextlib.suppress(SandboxLostError):
-                await self._child.wait()
+            if self._child is not None:
+                with contextlib.suppress(SandboxLostError):
+                    await self._child.wait()
             errors.drain()
             errors.close()
             raise OSError(self._stderr.decode(errors="replace").strip()[-500:] or "it ended at once") from None
         # Whatever it says from now on, it must not wait for a reader.
         errors.settle()
+        return True
+
+    async def _sown(self) -> bool:
+        try:
+            return await self._start(self._portal.sow)
+        except OSError as error:
+            log.warning("a template could not be sown", reason=str(error))
+            return False
+
+    async def _spawn(self, argv: Sequence[str], env: Mapping[str, str], fds: Sequence[int]) -> bool:
+        null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
+        try:
+            child = await self._portal.spawn(argv, env=env, cwd="/", stdio=[null, null, fds[1], fds[0]])
+        finally:
+            os.close(null)
+        self._tree = self._child = child
+        self._watching = asyncio.get_running_loop().create_task(self._watch(child))
+        return True
 
     def _complained(self, data: bytes) -> None:
         self._stderr = (self._stderr + data)[-4096:]
@@ -107,7 +140,8 @@ class Nursery:
             raise OSError("its template has ended")
         self._count += 1
         number = self._count
-        order = json.dumps({"fork": number, "cwd": cwd, "env": dict(env)}).encode()
+        apart = _influences(env) != self._influences
+        order = json.dumps({"fork": number, "cwd": cwd, "env": dict(env), "apart": apart}).encode()
         if len(order) > PACKET:
             raise InvalidRequestError("The environment of a context may hold at most about 90 KB.")
         pipes = Pipes.open(interrupts=False)
@@ -140,6 +174,9 @@ class Nursery:
         # Before its socket is closed: it would end by that, and what it started would no longer be found below it.
         if self._child is not None:
             await end_tree(self._child, signal.SIGKILL)
+        elif self._tree is not None:
+            with contextlib.suppress(SandboxLostError):
+                await self._tree.kill(signal.SIGKILL)
         if self._packets is not None:
             self._packets.lose("it was closed")
         if self._errors is not None:
@@ -147,10 +184,13 @@ class Nursery:
         if self._watching is not None:
             await asyncio.gather(self._watching, return_exceptions=True)
 
-    async def _watch(self, child: Child) -> None:
+    async def _watch(self, child: Child | None) -> None:
         """When the sandbox ends, nobody is left to say that a fork has."""
         try:
-            await child.wait()
+            if child is not None:
+                await child.wait()
+            else:
+                await self._portal.stat("/")
         except SandboxLostError as lost:
             for exited in self._exits.values():
                 exited.set_exception(lost)
@@ -168,6 +208,11 @@ class Nursery:
         if not isinstance(message, dict):
             raise Nonsense("a message that is not an object")
         if "ready" in message:
+            if self._tree is None:
+                pid = message["ready"]
+                if type(pid) is not int or pid < 2:
+                    raise Nonsense("a process that is none")
+                self._tree = self._portal.tree(pid)
             if not self._ready.done():
                 self._ready.set_result(None)
         elif "forked" in message:
@@ -200,6 +245,8 @@ class Nursery:
 
     def _lost(self, reason: str) -> None:
         self._packets = None
+        if self._child is None:
+            self._watching = asyncio.get_running_loop().create_task(self._watch(None))
         if not self._ready.done():
             self._ready.cancel()
         for answer in self._forks.values():
@@ -211,3 +258,7 @@ class Nursery:
         preloading, self._preloading = self._preloading, None
         if preloading is not None and not preloading.done():
             preloading.set_result(None)
+
+
+def _influences(env: Mapping[str, str]) -> dict[str, str]:
+    return {name: value for name, value in env.items() if name.startswith(INFLUENCES)}

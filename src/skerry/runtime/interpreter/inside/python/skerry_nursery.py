@@ -17,6 +17,7 @@ import socket
 import sys
 import time
 import types
+from collections.abc import Iterable
 from typing import Any
 
 import skerry_executor
@@ -32,16 +33,29 @@ HURRY = 30
 """Milliseconds without an order after which the first context is taken to be on its way."""
 
 
+SETTINGS = ("matplotlibrc", "~/.config/matplotlib/matplotlibrc", "~/.matplotlib/matplotlibrc")
+"""What matplotlib reads when it is imported, if it is there."""
+
+
 class Nursery:
-    def __init__(self, fd: int) -> None:
-        self._socket = socket.socket(fileno=fd)
+    def __init__(self) -> None:
         self._flusher = skerry_streams.install()
         skerry_programs.flusher = self._flusher
         self._libc = ctypes.CDLL(None)
         self._children: set[int] = set()
         self._shell = Shell.instance()
+        self._warm = False
+        self._own = set(sys.modules)
+        self._preloaded: dict[str, str] = {}
 
-    def serve(self) -> None:
+    def warm(self) -> None:
+        skerry_warmth.warm(self._shell)
+        gc.collect()
+        freeze()
+        self._warm = True
+
+    def serve(self, fd: int) -> None:
+        self._socket = socket.socket(fileno=fd)
         # A pipe that every signal writes to: the one way to wait for a packet and for a child at once.
         woken, wake = os.pipe()
         os.set_blocking(woken, False)
@@ -53,15 +67,11 @@ class Nursery:
         waiting = select.poll()
         waiting.register(self._socket, select.POLLIN)
         waiting.register(woken, select.POLLIN)
-        quiet: int | None = HURRY
         while True:
-            ready = {fd for fd, _ in waiting.poll(quiet)}
+            ready = {fd for fd, _ in waiting.poll(None if self._warm else HURRY)}
             if not ready:
                 # Only now: the first context, the one that the template was started for, does not wait for it.
-                skerry_warmth.warm(self._shell)
-                gc.collect()
-                freeze()
-                quiet = None
+                self.warm()
             if woken in ready:
                 with contextlib.suppress(BlockingIOError):
                     while os.read(woken, 4096):
@@ -91,7 +101,7 @@ class Nursery:
         if "fork" in order:
             self._fork(order, list(fds))
         elif "preload" in order:
-            self._say({"preloaded": self._preload(order["preload"])})
+            self._say({"preloaded": self.preload(order["preload"])})
         for fd in fds:
             os.close(fd)
 
@@ -121,6 +131,21 @@ class Nursery:
                 self._children.remove(pid)
                 self._say({"exited": pid, "status": os.waitstatus_to_exitcode(status)})
 
+    def preload(self, names: Iterable[str]) -> list[str]:
+        """Import modules for all contexts that come after; returns those that could be."""
+        loaded = []
+        gc.disable()
+        for name in names:
+            try:
+                importlib.import_module(name)
+            except Exception:  # noqa: BLE001 - a library that fails to load is one that is not there
+                continue
+            loaded.append(name)
+        gc.collect()
+        freeze()
+        self._preloaded = homes({name.partition(".")[0] for name in set(sys.modules) - self._own})
+        return loaded
+
     # -- in the child
 
     def _become_context(self, order: dict[str, Any], fds: list[int]) -> None:
@@ -143,21 +168,10 @@ class Nursery:
             os._exit(1)
         self._shell.moved()
         find_modules()
+        if self._preloaded and (order.get("apart") or settings() or hidden(self._preloaded)):
+            begin_anew()
         reseed()
         skerry_executor.start(self._shell, self._flusher)
-
-    def _preload(self, names: list[str]) -> list[str]:
-        loaded = []
-        gc.disable()
-        for name in names:
-            try:
-                importlib.import_module(name)
-            except Exception:  # noqa: BLE001 - a library that fails to load is one that is not there
-                continue
-            loaded.append(name)
-        gc.collect()
-        freeze()
-        return loaded
 
 
 def place(fds: list[int]) -> None:
@@ -189,6 +203,60 @@ def find_modules() -> None:
             sys.path.insert(next(packages, len(sys.path)), mine)
 
 
+def settings() -> bool:
+    """Whether there are settings that what is imported already would have read."""
+    return any(os.path.exists(os.path.expanduser(path)) for path in SETTINGS)
+
+
+def homes(names: Iterable[str]) -> dict[str, str]:
+    """From which entry of ``sys.path`` each of these modules came."""
+    found = {}
+    for name in names:
+        module = sys.modules.get(name)
+        place = os.path.dirname(getattr(module, "__file__", None) or "")
+        if place:
+            found[name] = os.path.dirname(place) if hasattr(module, "__path__") else place
+    return found
+
+
+def hidden(preloaded: dict[str, str]) -> bool:
+    """Whether something that is imported already would be found elsewhere by now: in a newer version, or the user's."""
+    left = set(preloaded)
+    for entry in sys.path:
+        left -= {name for name in left if preloaded[name] == entry}
+        if not left:
+            break
+        try:
+            names = os.listdir(entry or ".")
+        except OSError:
+            continue
+        if not left.isdisjoint(name.partition(".")[0] for name in names):
+            return True
+    return False
+
+
+def begin_anew() -> None:
+    """Be a Python of its own, that has imported nothing yet; it takes longer, and is right."""
+    with open("/proc/self/cmdline", "rb") as file:
+        line = file.read().split(b"\0")[:-1]
+    for fd in (skerry_executor.REQUESTS, skerry_executor.REPLIES):
+        os.set_inheritable(fd, True)
+    script = next(index for index, word in enumerate(line) if word.endswith(b"template.py"))
+    os.execvp(line[0], [*line[: script + 1], b"context"])
+
+
+def alone() -> None:
+    """What such a Python does."""
+    for fd in (skerry_executor.REQUESTS, skerry_executor.REPLIES):
+        os.set_inheritable(fd, False)
+    flusher = skerry_streams.install()
+    skerry_programs.flusher = flusher
+    shell = Shell.instance()
+    find_modules()
+    freeze()
+    skerry_executor.start(shell, flusher)
+
+
 def reseed() -> None:
     """Contexts must not all draw the same numbers. (Python reseeds its own generator when it forks.)"""
     # numpy loads the module when it is first used, and seeds it then.
@@ -212,4 +280,4 @@ def nothing(number: int, frame: types.FrameType | None) -> None:
 
 
 def serve() -> None:
-    Nursery(3).serve()
+    Nursery().serve(3)

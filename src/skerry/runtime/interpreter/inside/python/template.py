@@ -5,8 +5,8 @@ Orders come one per packet on descriptor 3, a SOCK_SEQPACKET socket:
     {"fork": 1, "cwd": "/workspace", "env": {…}} + [stdout, stderr, requests, replies]  →  {"forked": 1, "pid": 12}
     {"preload": ["numpy", …]}                                                           →  {"preloaded": ["numpy"]}
 
-It says ``{"ready": pid, "version": …}`` first and ``{"exited": pid, "status": …}`` when a context has ended, and exits
-when the socket is closed.
+With ``"apart": true`` a fork has none of what was preloaded. It says ``{"ready": pid, "version": …}`` first and
+``{"exited": pid, "status": …}`` when a context has ended, and exits when the socket is closed.
 """
 
 from __future__ import annotations
@@ -19,8 +19,12 @@ gc.disable()  # what is imported stays: looking for garbage in it would only tak
 
 here = os.path.dirname(os.path.abspath(__file__))
 
+role = sys.argv[1:]
 try:
     import skerry_nursery
+
+    if role == ["seed"]:
+        import skerry_seed
 except ImportError as error:
     if not (error.name or "").startswith(("IPython", "traitlets")):
         raise
@@ -31,4 +35,9 @@ except ImportError as error:
 # The code that runs later must neither see this directory nor be shadowed by it.
 sys.path[:] = ["", *(entry for entry in sys.path if os.path.abspath(entry or ".") != here)]
 sys.argv = [""]
-skerry_nursery.serve()
+if role == ["seed"]:
+    skerry_seed.serve()
+elif role == ["context"]:
+    skerry_nursery.alone()
+else:
+    skerry_nursery.serve()
