@@ -350,6 +350,10 @@ class WaitForPort(Request):
 # -- exposed ports -----------------------------------------------------------------------------------------------------
 
 
+ANSWERED_BY = "Skerry-Answered-By"
+"""The header that tells an answer of a server inside, fetched through the API, from one of the API's own."""
+
+
 class ExposePort(Request):
     port: int = Field(
         description="Any port that a process inside listens on, from 1 to 65535.",

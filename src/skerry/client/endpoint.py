@@ -6,6 +6,7 @@ import json
 import os
 import socket
 from dataclasses import dataclass, field
+from http.cookiejar import CookieJar, DefaultCookiePolicy
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlencode, urlsplit
@@ -84,6 +85,8 @@ class Endpoint:
             # Loading the certificates of the world takes longer than a command; plain HTTP has no use for them.
             "verify": parts.scheme == "https",
             "trust_env": parts.hostname not in _LOOPBACK,
+            # The API sets none, and what an app inside sets must reach no other sandbox's.
+            "cookies": CookieJar(DefaultCookiePolicy(allowed_domains=())),
         }
 
     def _socket_url(self, path: str, params: dict[str, Any]) -> str:

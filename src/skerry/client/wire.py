@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import base64
 import json
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import httpx
 
 from skerry.client.values import decoded
-from skerry.errors import InternalError, SkerryError, error_from_wire
+from skerry.errors import InternalError, InvalidRequestError, SkerryError, error_from_wire
 from skerry.models import Encoding
 
 
@@ -71,3 +72,38 @@ def octal(mode: int | None) -> str | None:
 
 def flag(value: bool) -> str:
     return "true" if value else "false"
+
+
+def app_path(path: str) -> str:
+    """The path of a request to a server inside. Dots lead no higher than its root, which is not the API's."""
+    if not path.startswith("/"):
+        raise InvalidRequestError(f"The path {path!r} does not begin with /.")
+    bare, mark, query = path.partition("#")[0].partition("?")
+    kept: list[str] = []
+    *folders, last = bare.split("/")[1:]
+    for part in folders:
+        if (dots := _dots(part)) == "..":
+            del kept[-1:]
+        elif dots != ".":
+            kept.append(part)
+    if (dots := _dots(last)) in (".", ".."):
+        del kept[len(kept) - (dots == "..") :]
+        last = ""
+    return "/" + "/".join([*kept, last]) + mark + query
+
+
+def _dots(part: str) -> str:
+    return part.lower().replace("%2e", ".")
+
+
+def app_headers(headers: Mapping[str, str] | Sequence[tuple[str, str]] | None) -> list[tuple[str, str]]:
+    """The headers of such a request."""
+    pairs = list(headers.items()) if isinstance(headers, Mapping) else list(headers or ())
+    if any(name.lower() == "host" for name, _ in pairs):
+        raise InvalidRequestError(
+            "The server inside sees itself as localhost, and no other Host can be sent.",
+            hint="Expose the port to reach it by a host name.",
+        )
+    if any(mark in text for pair in pairs for text in pair for mark in "\r\n\0"):
+        raise InvalidRequestError("A header's name or value cannot be sent.", hint="Leave line breaks out of it.")
+    return pairs

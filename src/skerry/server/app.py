@@ -10,7 +10,7 @@ from fastapi import APIRouter, FastAPI, Response
 
 from skerry.control.registry import Registry
 from skerry.models import Health
-from skerry.server import auth, code, commands, errors, files, git, images, ports, processes, sandboxes, terminal
+from skerry.server import auth, code, commands, errors, fetch, files, git, images, ports, processes, sandboxes, terminal
 from skerry.server.answers import answer
 from skerry.server.nouns import noun_router
 from skerry.server.preview.front import Front, Previews
@@ -62,6 +62,7 @@ def create_app(registry: Registry, settings: Settings) -> FastAPI:
         app.router.routes.extend(noun.routes(registry).routes)
     app.router.routes.extend(_health(registry).routes)
     app.state.previews = Previews(registry, settings, app.state.closing)
+    app.router.routes.append(fetch.route(app.state.previews, settings))
     app.add_middleware(auth.Guard, settings=settings)
     app.add_middleware(Front, previews=app.state.previews)
     app.add_middleware(errors.Faults)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import secrets
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
@@ -13,8 +14,10 @@ import pytest
 from skerry import (
     InvalidHostnameError,
     InvalidPortError,
+    InvalidRequestError,
     InvalidTokenError,
     PortNotExposedError,
+    PortNotListeningError,
     Sandbox,
     SandboxNotFoundError,
     State,
@@ -86,3 +89,76 @@ def test_looking_at_ports_makes_no_sandbox(home: Path) -> None:
             sandbox.unexpose_port(80)
         with pytest.raises(SandboxNotFoundError):
             sandbox.info()
+
+
+# -- requests to a server inside ---------------------------------------------------------------------------------------
+
+ECHO = """
+import http.server, json
+class Echo(http.server.BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    def do_GET(self):
+        size = 0
+        if "chunked" in self.headers.get("Transfer-Encoding", ""):
+            while count := int(self.rfile.readline(), 16):
+                size += len(self.rfile.read(count + 2)) - 2
+            self.rfile.readline()
+        else:
+            size = len(self.rfile.read(int(self.headers.get("Content-Length", 0))))
+        said = [self.command, self.path, size, dict(self.headers)]
+        data = json.dumps(said).encode() if "large" not in self.path else bytes(4 << 20)
+        self.send_response(418 if "teapot" in self.path else 200)
+        self.send_header("Content-Length", str(len(data)))
+        self.send_header("Set-Cookie", "crumb=1; Path=/")
+        self.end_headers()
+        self.wfile.write(data)
+    do_PATCH = do_GET
+    def log_message(self, *_): pass
+http.server.ThreadingHTTPServer(("127.0.0.1", 3000), Echo).serve_forever()
+"""
+
+
+@pytest.fixture
+def echo(sandbox: Sandbox) -> Sandbox:
+    sandbox.write_file("/tmp/echo.py", ECHO)
+    process = sandbox.start_process("exec /usr/bin/python3 -I /tmp/echo.py")
+    process.wait_for_port(3000, timeout=20)
+    return sandbox
+
+
+def test_a_server_inside_is_asked_though_it_is_not_exposed(echo: Sandbox) -> None:
+    answer = echo.fetch(3000, "/a b?c=d#e", method="PATCH", headers={"X-Mine": "1"}, content="text")
+    method, path, size, headers = answer.json()
+    assert (method, path, size) == ("PATCH", "/a%20b?c=d", 4)
+    assert (headers["host"], headers["x-mine"]) == ("localhost:3000", "1")
+    assert (echo.fetch(3000, "/teapot")).status_code == 418
+    assert not echo.is_port_exposed(3000)
+    with pytest.raises(PortNotListeningError):
+        echo.fetch(3001)
+
+
+def test_bodies_of_any_size_go_piece_by_piece(echo: Sandbox) -> None:
+    pieces = [bytes(1 << 18)] * 16
+    with echo.fetch_stream(3000, method="PATCH", content=iter(pieces)) as answer:
+        assert json.loads(answer.read())[2] == 4 << 20
+    with echo.fetch_stream(3000, "/large") as answer:
+        sizes = [len(piece) for piece in answer.iter_bytes()]
+    assert sum(sizes) == 4 << 20
+    assert len(sizes) > 1
+
+
+def test_cookies_of_a_server_inside_are_not_kept(echo: Sandbox) -> None:
+    assert (echo.fetch(3000)).headers["set-cookie"] == "crumb=1; Path=/"
+    assert "cookie" not in (echo.fetch(3000)).json()[3]
+
+
+def test_no_path_leads_out_of_the_sandbox(echo: Sandbox) -> None:
+    for path in ("/../../../../../../health", "/x/%2e%2E/../../health", "/./health"):
+        assert (echo.fetch(3000, path)).json()[1] == "/health"
+    assert (echo.fetch(3000, "/a/b/..")).json()[1] == "/a/"
+    for path in ("health", ""):
+        with pytest.raises(InvalidRequestError):
+            echo.fetch(3000, path)
+    for headers in ({"Host": "elsewhere"}, {"X-Mine": "1\r\nX-Other: 2"}):
+        with pytest.raises(InvalidRequestError):
+            echo.fetch(3000, headers=headers)

@@ -19,7 +19,7 @@ from skerry.client.sse import response_to_iterator_async
 from skerry.client.values import Hooks, given
 from skerry.client.wire import dump, failure
 from skerry.errors import SandboxExistsError, SkerryError
-from skerry.models import SandboxInfo
+from skerry.models import ANSWERED_BY, SandboxInfo
 
 M = TypeVar("M", bound=BaseModel)
 T = TypeVar("T")
@@ -120,6 +120,24 @@ class AsyncConnection:
         except httpx.TransportError as error:
             raise self._lost(error) from error
 
+    @asynccontextmanager
+    async def exchange(
+        self, method: str, path: str, *, content: bytes | AsyncIterator[bytes] | None, headers: list[tuple[str, str]]
+    ) -> AsyncIterator[httpx.Response]:
+        """The answer of a server inside a sandbox, whatever its status. Raises what Skerry itself has to say."""
+        client = await self.client()
+        ours = client.headers.get("Authorization")
+        if ours is not None and any(name.lower() == "authorization" for name, _ in headers):
+            headers = [*headers, ("X-API-Key", ours.removeprefix("Bearer "))]  # theirs is for the app
+        try:
+            async with client.stream(method, path, content=content, headers=headers) as response:
+                if ANSWERED_BY not in response.headers:
+                    await response.aread()
+                    raise failure(response)
+                yield response
+        except httpx.TransportError as error:
+            raise self._lost(error) from error
+
     async def frames(self, path: str, params: dict[str, Any]) -> AsyncFrames:
         endpoint = await self.endpoint()
         return await endpoint.frames_async(path, params)
@@ -197,6 +215,14 @@ class AsyncLink:
     ) -> AsyncIterator[httpx.Response]:
         await self.prepare()
         async with self.connection.stream(method, self._base + path, params=params, headers=headers) as response:
+            yield response
+
+    @asynccontextmanager
+    async def exchange(
+        self, method: str, path: str, *, content: bytes | AsyncIterator[bytes] | None, headers: list[tuple[str, str]]
+    ) -> AsyncIterator[httpx.Response]:
+        await self.prepare()
+        async with self.connection.exchange(method, self._base + path, content=content, headers=headers) as response:
             yield response
 
     async def events(

@@ -1,9 +1,16 @@
-"""Ports of a sandbox that are reachable from outside."""
+"""Ports of a sandbox: those that are reachable from outside, and requests to any of them."""
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+
+import httpx
+
 from skerry.client._async.connection import AsyncLink
+from skerry.client.concurrency import AsyncContent, body_async
 from skerry.client.values import Seconds, given, milliseconds
+from skerry.client.wire import app_headers, app_path
 from skerry.errors import PortNotExposedError, SandboxNotFoundError
 from skerry.models import ExposedPort, ExposedPortList, PreviewLink
 
@@ -53,3 +60,40 @@ class AsyncPorts:
         """A link that opens a private preview for ``expires_in`` seconds, for someone who has no API key."""
         seconds = (milliseconds(expires_in) or 0) / 1000
         return await self._link.post(PreviewLink, f"/ports/{port}/link", {"expiresIn": seconds}, prepare=False)
+
+    async def fetch(
+        self,
+        port: int,
+        path: str = "/",
+        *,
+        method: str = "GET",
+        headers: Mapping[str, str] | Sequence[tuple[str, str]] | None = None,
+        content: AsyncContent | None = None,
+    ) -> httpx.Response:
+        """Ask a server inside, on a port that need not be exposed; its answer is whole, whatever its status.
+
+        ``path`` may have a query. Raises ``PortNotListeningError`` when nobody listens there. The server sees
+        ``Host: localhost:<port>``; redirects are not followed.
+        """
+        async with self.fetch_stream(port, path, method=method, headers=headers, content=content) as response:
+            await response.aread()
+            return response
+
+    @asynccontextmanager
+    async def fetch_stream(
+        self,
+        port: int,
+        path: str = "/",
+        *,
+        method: str = "GET",
+        headers: Mapping[str, str] | Sequence[tuple[str, str]] | None = None,
+        content: AsyncContent | None = None,
+    ) -> AsyncIterator[httpx.Response]:
+        """The same with the answer's body left to be read as it comes: ``async for data in response.aiter_bytes()``.
+
+        ``content`` may be an iterator or a file, and is sent as it comes, too.
+        """
+        whole = None if content is None else body_async(content)
+        target = f"/ports/{port}/proxy{app_path(path)}"
+        async with self._link.exchange(method, target, content=whole, headers=app_headers(headers)) as response:
+            yield response

@@ -20,7 +20,7 @@ from skerry.client.sse import response_to_iterator
 from skerry.client.values import Hooks, given
 from skerry.client.wire import dump, failure
 from skerry.errors import SandboxExistsError, SkerryError
-from skerry.models import SandboxInfo
+from skerry.models import ANSWERED_BY, SandboxInfo
 
 M = TypeVar("M", bound=BaseModel)
 T = TypeVar("T")
@@ -121,6 +121,24 @@ class Connection:
         except httpx.TransportError as error:
             raise self._lost(error) from error
 
+    @contextmanager
+    def exchange(
+        self, method: str, path: str, *, content: bytes | Iterator[bytes] | None, headers: list[tuple[str, str]]
+    ) -> Iterator[httpx.Response]:
+        """The answer of a server inside a sandbox, whatever its status. Raises what Skerry itself has to say."""
+        client = self.client()
+        ours = client.headers.get("Authorization")
+        if ours is not None and any(name.lower() == "authorization" for name, _ in headers):
+            headers = [*headers, ("X-API-Key", ours.removeprefix("Bearer "))]  # theirs is for the app
+        try:
+            with client.stream(method, path, content=content, headers=headers) as response:
+                if ANSWERED_BY not in response.headers:
+                    response.read()
+                    raise failure(response)
+                yield response
+        except httpx.TransportError as error:
+            raise self._lost(error) from error
+
     def frames(self, path: str, params: dict[str, Any]) -> Frames:
         endpoint = self.endpoint()
         return endpoint.frames(path, params)
@@ -198,6 +216,14 @@ class Link:
     ) -> Iterator[httpx.Response]:
         self.prepare()
         with self.connection.stream(method, self._base + path, params=params, headers=headers) as response:
+            yield response
+
+    @contextmanager
+    def exchange(
+        self, method: str, path: str, *, content: bytes | Iterator[bytes] | None, headers: list[tuple[str, str]]
+    ) -> Iterator[httpx.Response]:
+        self.prepare()
+        with self.connection.exchange(method, self._base + path, content=content, headers=headers) as response:
             yield response
 
     def events(

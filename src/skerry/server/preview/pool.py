@@ -45,13 +45,13 @@ class Pool:
 
     async def connect(self, exposure: Exposure) -> Upstream:
         """A new one. Wakes a sandbox whose exposure says so."""
+        if exposure.wake_on_request:
+            async with self._registry.use(exposure.sandbox_id) as woken:
+                return await self._open(woken, exposure)
         runtime = self._registry.peek(exposure.sandbox_id)
-        if runtime is not None:
-            return await self._open(runtime, exposure)
-        if not exposure.wake_on_request:
+        if runtime is None:
             raise _asleep(exposure)
-        async with self._registry.use(exposure.sandbox_id) as woken:
-            return await self._open(woken, exposure)
+        return await self._open(runtime, exposure)
 
     def give_back(self, exposure: Exposure, upstream: Upstream) -> None:
         """Keep it for the next request, or close it when it is fit for none."""
