@@ -10,6 +10,7 @@ import tempfile
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from secrets import token_hex
+from typing import IO
 
 import httpx
 import pytest
@@ -26,10 +27,11 @@ run(Settings.model_validate_json(sys.argv[1]), on_ready=lambda url: print(url, f
 class ServerProcess:
     """A server of its own, in a process of its own, as `skerry serve` runs it."""
 
-    def __init__(self, home: Path, **settings: object) -> None:
+    def __init__(self, home: Path, *, log: IO[str] | None = None, **settings: object) -> None:
         self.home = home
         values = json.dumps({"home": str(home), "port": 0, **settings})
-        self.process = subprocess.Popen([sys.executable, "-c", PROGRAM, values], stdout=subprocess.PIPE, text=True)
+        line = [sys.executable, "-c", PROGRAM, values]
+        self.process = subprocess.Popen(line, stdout=subprocess.PIPE, stderr=log, text=True)
         assert self.process.stdout is not None
         self.url = self.process.stdout.readline().strip()
         assert self.url, "the server did not start"

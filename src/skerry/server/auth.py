@@ -12,16 +12,21 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from skerry.errors import ForbiddenError, SkerryError, UnauthorizedError
+from skerry.server import security
 from skerry.server.errors import error_response
 from skerry.server.keys import Keys
 from skerry.server.tickets import Tickets
 from skerry.settings import Settings
 
 OPEN_PATHS = frozenset({"/health"})
+SANDBOX = re.compile(r"/v1/sandboxes/([^/]+)")
 TERMINAL = re.compile(r"/v1/sandboxes/([^/]+)/terminal")
 PROTOCOL = "skerry.terminal"
 """The WebSocket subprotocol of terminals. A browser may offer its key beside it, as ``skerry.key.<base64url>``."""
 _KEY_PROTOCOL = "skerry.key."
+
+Refusal = tuple[str, SkerryError]
+"""The kind of security event that it is, and what the client is told."""
 
 
 def is_loopback(host: str) -> bool:
@@ -70,9 +75,14 @@ class Guard:
             return await self.app(scope, receive, send)
         scope["tickets"] = self._tickets
         scope["by_ticket"] = self._redeem(scope)
-        refusal = self._refusal(Headers(scope=scope), scope)
-        if refusal is None:
+        refused = self._refusal(Headers(scope=scope), scope)
+        if refused is None:
             return await self.app(scope, receive, send)
+        kind, refusal = refused
+        host, client = Headers(scope=scope).get("host", ""), scope.get("client")
+        place = SANDBOX.match(scope["path"])
+        sandbox = security.shown_host(place[1]) if place else None
+        security.report(kind, client[0] if client else "", host=security.shown_host(host), sandbox=sandbox)
         if scope["type"] == "websocket":
             # Accepted first: a browser is not told why a handshake failed, but it is told a close code.
             await receive()
@@ -80,24 +90,32 @@ class Guard:
             return await send({"type": "websocket.close", "code": 4000 + refusal.status, "reason": refusal.code})
         await error_response(refusal)(scope, receive, send)
 
-    def _refusal(self, headers: Headers, scope: Scope) -> SkerryError | None:
+    def _refusal(self, headers: Headers, scope: Scope) -> Refusal | None:
         if not self._keys:
             return self._foreign(headers, scope)
         if scope["path"] in OPEN_PATHS or scope["by_ticket"] or self._has_key(headers, scope):
             return None
-        return UnauthorizedError(
+        if scope["by_ticket"] is False:
+            kind = "ticket_wrong"
+        else:
+            given = any(name in headers for name in ("authorization", "x-api-key")) or _offered_key(scope)
+            kind = "api_key_wrong" if given else "api_key_missing"
+        return kind, UnauthorizedError(
             "This server wants an API key.", hint="Send it as `Authorization: Bearer KEY` or `X-API-Key: KEY`."
         )
 
-    def _redeem(self, scope: Scope) -> bool:
-        """Whether the request came with a ticket that is good. It is taken out of the query, so that no one logs it."""
+    def _redeem(self, scope: Scope) -> bool | None:
+        """Whether the ticket that the request came with is good. It is taken out of the query, so that no one logs it.
+
+        None for a request without one.
+        """
         page = TERMINAL.fullmatch(scope["path"])
         if page is None or not scope["query_string"] or scope.get("method", "GET") != "GET":
-            return False
+            return None
         query = parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True, errors="surrogateescape")
         given = [value for name, value in query if name == "ticket"]
         if not given:
-            return False
+            return None
         rest = [(name, value) for name, value in query if name != "ticket"]
         scope["query_string"] = urlencode(rest, errors="surrogateescape").encode()
         return len(given) == 1 and self._tickets.redeem(given[0], page[1].strip().lower())
@@ -108,27 +126,27 @@ class Guard:
         terminal = scope["type"] == "websocket" and TERMINAL.fullmatch(scope["path"])
         return bool(terminal) and self._keys.know(_offered_key(scope))
 
-    def _foreign(self, headers: Headers, scope: Scope) -> SkerryError | None:
+    def _foreign(self, headers: Headers, scope: Scope) -> Refusal | None:
         # Without a key the only protection is that the port is on loopback, and a browser on this machine breaks it:
         # any web page may send requests here, and one whose DNS name is rebound to 127.0.0.1 also reads the answers.
         # Browsers cannot lie about Host and Origin, so these two tell such requests from those of local programs.
         hosts = headers.getlist("host")
         host = hosts[0] if hosts else ""
         if not all(is_loopback(_hostname(name)) for name in hosts):
-            return ForbiddenError(
+            return "host_refused", ForbiddenError(
                 f"A server without API keys answers only to localhost, not to {host!r}.",
                 hint="Use http://127.0.0.1 or http://localhost, or give the server an API key (SKERRY_API_KEYS).",
             )
         # A mere GET names no origin, but browsers of this decade say that it comes from a page of another.
         if headers.get("sec-fetch-site", "none") not in ("none", "same-origin"):
-            return ForbiddenError(
+            return "origin_refused", ForbiddenError(
                 "A server without API keys does not answer requests that a page of another site makes.",
                 hint="Type the address into the browser, or give the server an API key (SKERRY_API_KEYS).",
             )
         origin = headers.get("origin")
         scheme = {"ws": "http", "wss": "https"}.get(scope["scheme"], scope["scheme"])
         if origin is not None and origin.lower() != f"{scheme}://{host}".lower():
-            return ForbiddenError(
+            return "origin_refused", ForbiddenError(
                 f"A server without API keys does not answer web pages of other origins ({origin!r}).",
                 hint="Give the server an API key (SKERRY_API_KEYS) and send it from your own backend.",
             )

@@ -21,6 +21,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from skerry.errors import (
     InternalError,
     InvalidRequestError,
+    InvalidSandboxIdError,
     MethodNotAllowedError,
     MissingCommandError,
     MissingPathError,
@@ -31,6 +32,7 @@ from skerry.errors import (
     UnauthorizedError,
 )
 from skerry.models import Result
+from skerry.server import security
 
 log = structlog.get_logger("skerry.server")
 
@@ -113,6 +115,9 @@ def _allowed(request: Request) -> list[str]:
 
 async def _on_skerry_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, SkerryError)
+    if isinstance(error, InvalidSandboxIdError):
+        client = request.client.host if request.client else ""
+        security.report("sandbox_id_refused", client, reason=error.details.get("reason"))
     if error.status >= HTTPStatus.INTERNAL_SERVER_ERROR:
         log.warning("request_failed", code=error.code, message=error.message, path=request.url.path)
     headers = {"Content-Range": f"bytes */{error.details['size']}"} if error.status == 416 else None

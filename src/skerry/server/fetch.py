@@ -15,6 +15,7 @@ from skerry.control.exposures import Exposure, checked_port
 from skerry.control.identity import normalise_id
 from skerry.errors import ForbiddenError, InvalidRequestError, NotFoundError
 from skerry.models import ANSWERED_BY
+from skerry.server import security
 from skerry.server.keys import Keys
 from skerry.server.preview.access import Admission
 from skerry.server.preview.address import Visit, visit_of
@@ -70,6 +71,7 @@ def _checked(visit: Visit | None) -> Visit:
         raise InvalidRequestError("The request's host or method is none.")
     names = {name for name, _ in visit.headers}
     if names & {b"sec-fetch-site", b"sec-fetch-dest"}:
+        security.report("browser_refused", visit.client)
         raise ForbiddenError(
             "A browser cannot look into a sandbox at the API's address: its page would be a page of the API.",
             hint="Expose the port and open its preview.",

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from skerry.control.exposures import Exposure
 from skerry.control.registry import Registry
 from skerry.errors import ForbiddenError, PreviewNotFoundError, UnauthorizedError
+from skerry.server import security
 from skerry.server.keys import Keys
 from skerry.server.preview import cookies
 from skerry.server.preview.address import Claim, Form, Visit, current, hostname, parameter, without
@@ -68,6 +69,8 @@ class Access:
         if not _same(token or "", exposure) or exposure is None:
             if claim.form is Form.LINK and claim.shared:
                 return None
+            kind = "preview_unknown" if exposure is None else "preview_token_wrong"
+            security.report(kind, visit.client, sandbox=place and place.id, port=place and place.port)
             raise PreviewNotFoundError(
                 "There is no preview at this address.",
                 hint="Expose the port again to get its address; what was unexposed or destroyed is gone.",
@@ -85,6 +88,8 @@ class Access:
         link = parameter(visit.query, LINK)
         if link is not None and self._registry.exposures.verify_link(exposure, link):
             return True
+        kind = "preview_private" if link is None and kept is None else "preview_link_wrong"
+        security.report(kind, visit.client, sandbox=exposure.sandbox_id, port=exposure.port)
         raise UnauthorizedError(
             "This preview is private.",
             hint="Open it with a link that was made for it and has not expired, or send an API key as `X-API-Key`.",
@@ -113,6 +118,7 @@ class Access:
                 fresh.append(cookies.ours(cookies.CURRENT, seen, secure=visit.secure))
             if claim.form is Form.LINK and any(name == b"service-worker" for name, _ in visit.headers):
                 # It would stand between the browser and every other preview on this host.
+                security.report("service_worker_refused", visit.client, sandbox=id, port=port)
                 raise ForbiddenError(
                     "A path preview cannot have a service worker for its whole host.",
                     hint="Use the preview's own host name, or serve the worker from a relative address.",

@@ -10,6 +10,7 @@ from starlette.types import Scope
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from skerry.errors import HeadersTooLargeError
+from skerry.server import security
 from skerry.server.preview.address import visit_of
 from skerry.server.preview.front import Previews
 from skerry.server.preview.tunnel import Visitor
@@ -62,12 +63,14 @@ class Listener(HttpToolsProtocol):
         if self._oversized:
             self._refuse()
         elif not self.transport.is_closing():
+            security.report("request_malformed", self._address())
             super().send_400_response(msg)
 
     def _refuse(self) -> None:
         self._oversized = True
         if self.transport.is_closing():
             return
+        security.report("headers_too_large", self._address())
         error = HeadersTooLargeError(
             f"The head of the request is larger than {LARGEST_HEAD} bytes.",
             hint="Send fewer or smaller headers; cookies of this host may be to blame.",
@@ -80,6 +83,9 @@ class Listener(HttpToolsProtocol):
         # Closed at once, with more on its way in, the connection would be reset and the answer lost.
         self.transport.write_eof()
         self.loop.call_later(LINGER_SECONDS, self.transport.close)
+
+    def _address(self) -> str:
+        return self.client[0] if self.client else ""
 
     def handle_websocket_upgrade(self) -> None:
         try:
