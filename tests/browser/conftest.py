@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
-from playwright.async_api import Browser, BrowserContext, Page, async_playwright
+from playwright.async_api import Browser, BrowserContext, Page, async_playwright, expect
 
 from tests.server.conftest import ServerProcess
 
@@ -17,6 +17,7 @@ from tests.server.conftest import ServerProcess
 async def browser() -> AsyncIterator[Browser]:
     program = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
     assert program is not None, "these tests need a browser: apt-get install chromium"
+    expect.set_options(timeout=30_000)  # how long is of no interest here, and this machine may be busy
     async with async_playwright() as playwright:
         # Chromium's own sandbox does not start as root.
         browser = await playwright.chromium.launch(executable_path=program, args=["--no-sandbox"])

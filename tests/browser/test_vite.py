@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import subprocess
 from collections.abc import AsyncIterator
@@ -65,11 +66,16 @@ async def vite(server: ServerProcess, site: Path) -> AsyncIterator[AsyncSandbox]
         await sandbox.destroy()
 
 
-async def visit(page: Page, url: str | None) -> None:
+async def visit(page: Page, vite: AsyncSandbox, form: str = "url") -> None:
     """Open the page, wait until it is connected for updates, and leave on it what no reload would."""
-    assert url is not None
+    url = getattr(await vite.expose_port(PORT), form)
     async with page.expect_console_message(lambda message: "[vite] connected" in message.text):
         await page.goto(url)
+    # Vite answers before it watches its files. What it sees first is written until it is seen.
+    async with asyncio.timeout(60):
+        while not await page.evaluate("getComputedStyle(document.documentElement).getPropertyValue('--watched')"):
+            await vite.write_file(f"{HERE}/style.css", SITE["style.css"] + ":root { --watched: yes; }\n")
+            await asyncio.sleep(0.5)
     await page.evaluate("window.survivor = 'still here'")
 
 
@@ -79,7 +85,7 @@ async def survived(page: Page) -> bool:
 
 @pytest.mark.parametrize("form", ["url", "path_url"])
 async def test_the_page_shows_and_edits_arrive_without_a_reload(page: Page, vite: AsyncSandbox, form: str) -> None:
-    await visit(page, getattr(await vite.expose_port(PORT), form))
+    await visit(page, vite, form)
     heading = page.locator("#heading")
     await expect(heading).to_have_text("as it was")
     await expect(heading).to_have_css("color", "rgb(1, 2, 3)")
@@ -91,7 +97,7 @@ async def test_the_page_shows_and_edits_arrive_without_a_reload(page: Page, vite
 
 
 async def test_mistakes_are_shown_until_repaired_and_the_page_itself_reloads(page: Page, vite: AsyncSandbox) -> None:
-    await visit(page, (await vite.expose_port(PORT)).url)
+    await visit(page, vite)
     mistakes = page.locator("vite-error-overlay")
     await vite.write_file(f"{HERE}/heading.js", 'import "./nowhere.js";\n')
     await expect(mistakes).to_have_count(1)
@@ -105,8 +111,10 @@ async def test_mistakes_are_shown_until_repaired_and_the_page_itself_reloads(pag
 
 
 async def test_the_page_comes_back_by_itself_when_the_dev_server_does(page: Page, vite: AsyncSandbox) -> None:
-    await visit(page, (await vite.expose_port(PORT)).url)
+    await visit(page, vite)
     await vite.kill_all_processes()
+    for process in await vite.list_processes():
+        await process.wait_for_exit(timeout=30)  # its port is free again
     await vite.write_file(f"{HERE}/heading.js", 'export const heading = "started again";\n')
     await vite.start_process(START, cwd=HERE)
-    await expect(page.locator("#heading")).to_have_text("started again", timeout=30_000)
+    await expect(page.locator("#heading")).to_have_text("started again", timeout=60_000)

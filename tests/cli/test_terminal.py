@@ -21,6 +21,9 @@ from tests.cli.conftest import Skerry
 from tests.providers.tarballs import directory, file, tarball
 from tests.server.conftest import ServerProcess
 
+# A new size and what is typed after it take different ways, and the size may come later.
+WHEN_RESIZED = """until [ "$(stty size)" = "20 90" ]; do sleep 0.1; done; echo $(stty size) it is"""
+
 
 class Screen:
     """A tmux session of its own on a socket of its own."""
@@ -87,10 +90,10 @@ def test_a_shell_is_used_like_any_other(screen: Screen, program: list[str]) -> N
     assert "30 100" in shown
     assert "äöü\n" in shown
     screen.resize(90, 20)
-    screen.type("stty size", "Enter")
-    screen.wait_for("20 90")
-    screen.type("sleep 1000", "Enter")
-    time.sleep(0.3)
+    screen.type(WHEN_RESIZED, "Enter")
+    screen.wait_for("20 90 it is")
+    screen.type("echo be''gun; sleep 1000", "Enter")
+    screen.wait_for("begun")
     screen.type("C-c")
     screen.type("echo interrupted=$?", "Enter")
     screen.wait_for("interrupted=130")
@@ -130,8 +133,8 @@ def test_full_screen_programs_work(screen: Screen, served: list[str]) -> None:
     screen.resize(90, 20)
     screen.type(":wq", "Enter")
     screen.wait_for_prompt()
-    screen.type("clear; cat /tmp/edited; stty size", "Enter")
-    screen.wait_for("grüße\n20 90")
+    screen.type(f"clear; cat /tmp/edited; {WHEN_RESIZED}", "Enter")
+    screen.wait_for("grüße\n20 90 it is")
     screen.type("top -d 0.2", "Enter")
     screen.wait_for("PID USER")
     screen.type("q")
@@ -151,12 +154,13 @@ def test_full_screen_programs_work(screen: Screen, served: list[str]) -> None:
 def test_a_job_is_stopped_and_taken_up_again_inside(screen: Screen, served: list[str]) -> None:
     screen.open([*served, "shell", "jobs"])
     screen.wait_for("root@jobs")
-    screen.type("sleep 1000", "Enter")
-    time.sleep(0.3)
+    job = "trap 'echo go''es on' CONT; echo be''gun; while :; do sleep 0.1; done"
+    screen.type(f'sh -c "{job}"', "Enter")
+    screen.wait_for("begun")
     screen.type("C-z")
     screen.wait_for("Stopped")
     screen.type("fg", "Enter")
-    time.sleep(0.3)
+    screen.wait_for("goes on")
     screen.type("C-c")
     screen.type("echo interrupted=$?", "Enter")
     screen.wait_for("interrupted=130")
