@@ -25,12 +25,12 @@ run(Settings.model_validate_json(sys.argv[1]), on_ready=lambda url: print(url, f
 
 
 class ServerProcess:
-    """A server of its own, in a process of its own, as `skerry serve` runs it."""
+    """A server of its own, in a process of its own, as `skerry serve` runs it; `first` is Python to run before."""
 
-    def __init__(self, home: Path, *, log: IO[str] | None = None, **settings: object) -> None:
+    def __init__(self, home: Path, *, log: IO[str] | None = None, first: str = "", **settings: object) -> None:
         self.home = home
         values = json.dumps({"home": str(home), "port": 0, **settings})
-        line = [sys.executable, "-c", PROGRAM, values]
+        line = [sys.executable, "-c", first + PROGRAM, values]
         self.process = subprocess.Popen(line, stdout=subprocess.PIPE, stderr=log, text=True)
         assert self.process.stdout is not None
         self.url = self.process.stdout.readline().strip()

@@ -26,6 +26,11 @@ def whole(body, *headers, status=200):
     return head(status, f"Content-Length: {len(body)}", *headers) + body
 
 
+def pattern(start, size):
+    """Bytes that are nowhere the same, from a multiple of 8 on."""
+    return b"".join(struct.pack(">Q", number) for number in range(start, start + size, 8))[:size]
+
+
 def chunk(data):
     return b"%x\r\n%b\r\n" % (len(data), data)
 
@@ -157,6 +162,13 @@ async def answer(request, reader, writer):
             send(block[:size] if size < len(block) else block)
             size -= min(size, len(block))
             await writer.drain()
+    elif path in ("/pattern", "/cut"):
+        size = int(query)
+        send(head(200, f"Content-Length: {size}"))
+        for start in range(0, size if path == "/pattern" else size // 2, 1 << 20):
+            send(pattern(start, min(1 << 20, size - start)))
+            await writer.drain()
+        return path == "/pattern"
     elif path == "/zeros-chunked":
         send(head(200, "Transfer-Encoding: chunked"))
         block = chunk(bytes(65536))

@@ -13,6 +13,7 @@ from starlette.types import Scope
 
 from skerry.server.auth import is_loopback
 from skerry.server.preview import cookies
+from skerry.server.preview.wire import Wire
 from skerry.settings import Settings
 
 OWN_HOST = "preview"
@@ -70,6 +71,8 @@ class Visit:
     headers: list[tuple[bytes, bytes]]
     client: str
     browser: bool
+    wire: Wire | None = None
+    """The connection itself, where there is one."""
 
     @property
     def hostname(self) -> str:
@@ -117,6 +120,7 @@ def visit_of(scope: Scope) -> Visit | None:
         headers=headers,
         client=client[0] if client else "",
         browser=browser or b"text/html" in accept,
+        wire=scope.get("skerry.wire"),
     )
 
 

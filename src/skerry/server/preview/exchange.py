@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 
 from starlette.types import Receive, Send
 
 from skerry.server.preview.address import Visit
 from skerry.server.preview.flows import Flow
 from skerry.server.preview.upstream import Upstream
+from skerry.server.preview.wire import LARGE, Unspliceable, Wire
 
 PATIENCE = 0.1
 """A response that takes longer is watched: whether its client is still there."""
@@ -42,7 +44,9 @@ class Body:
 
 
 class Exchange:
-    def __init__(self, upstream: Upstream, receive: Receive, send: Send, body: Body, flow: Flow) -> None:
+    def __init__(
+        self, upstream: Upstream, receive: Receive, send: Send, body: Body, flow: Flow, wire: Wire | None = None
+    ) -> None:
         self.upstream = upstream
         self.gone = False
         """Whether the client left before the end."""
@@ -51,6 +55,7 @@ class Exchange:
         self._send = send
         self._body = body
         self._flow = flow
+        self._wire = wire
         self._loop = asyncio.get_running_loop()
         self._task: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -71,10 +76,20 @@ class Exchange:
                 self._begin_inward()
         return await upstream.head()
 
+    def announce(self) -> None:
+        """To be called before the head of the response is sent."""
+        length = self.upstream.length or 0
+        if length < LARGE or self._wire is None or not self._wire.prepare():
+            self._wire = None
+
     async def answer(self) -> bool:
         """Pass the body on. Whether it came to its end: if not, the client must see the response break off."""
         upstream = self.upstream
+        held = self._wire is not None and upstream.hold()
         while not self.gone:
+            if held and not upstream.waiting:
+                await self._pour()
+                held = False
             data = await upstream.read()
             self._flow.stir()
             more = not upstream.finished
@@ -82,6 +97,27 @@ class Exchange:
             if not more:
                 return True
         return False
+
+    async def _pour(self) -> None:
+        """The rest of a large body, which the kernel moves; where it cannot, the body is read on as any other."""
+        assert self._wire is not None
+        target = await self._wire.descriptor()
+        if target is None:
+            return self.upstream.release()
+        try:
+            await self.upstream.pour(target, self._passed)
+        except Unspliceable:
+            pass
+        except OSError:
+            self.gone = True
+            self.upstream.close()
+        finally:
+            os.close(target)
+
+    def _passed(self, size: int) -> None:
+        assert self._wire is not None
+        self._flow.stir()
+        self._wire.sent(size)
 
     async def end(self) -> None:
         """Leave nothing running."""

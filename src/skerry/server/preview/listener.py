@@ -14,6 +14,7 @@ from skerry.server import security
 from skerry.server.preview.address import visit_of
 from skerry.server.preview.front import Previews
 from skerry.server.preview.tunnel import Visitor
+from skerry.server.preview.wire import Wire
 
 LARGEST_HEAD = 64 * 1024
 LINGER_SECONDS = 2.0
@@ -58,6 +59,8 @@ class Listener(HttpToolsProtocol):
             self._oversized = True
             raise _Oversized
         super().on_headers_complete()
+        if self.cycle is not None:
+            self.scope["skerry.wire"] = Wire(self.cycle)  # type: ignore[typeddict-unknown-key]
 
     def send_400_response(self, msg: str) -> None:
         if self._oversized:

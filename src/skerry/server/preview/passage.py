@@ -55,7 +55,7 @@ class Passage:
         fresh: bool = False,
     ) -> None:
         with self._flows.begin(admission.exposure.sandbox_id, upstream.close) as flow:
-            exchange = Exchange(upstream, receive, send, body, flow)
+            exchange = Exchange(upstream, receive, send, body, flow, visit.wire)
             try:
                 status = await exchange.ask(head, visit.method)
                 passed = headers.response_headers(upstream.headers, admission)
@@ -63,6 +63,7 @@ class Passage:
                     passed.append((b"content-length", b"%d" % upstream.length))
                 if body.expects and not exchange.uploaded:
                     passed.append((b"connection", b"close"))  # whether the body still comes is unknown
+                exchange.announce()
                 await send({"type": "http.response.start", "status": status, "headers": passed})
                 await exchange.answer()
             except OriginError as error:

@@ -7,11 +7,14 @@ header, or the response is refused. What is read ahead is bounded.
 from __future__ import annotations
 
 import asyncio
+import os
 from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import httptools
+
+from skerry.server.preview.wire import LARGE, Splice
 
 if TYPE_CHECKING:
     from skerry.runtime.runtime import Runtime
@@ -61,6 +64,8 @@ class Upstream(asyncio.Protocol):
         self._chunks: deque[bytes] = deque()
         self._queued = 0
         self._reading = True
+        self._held = False
+        self._splice: Splice | None = None
         self._waiter: asyncio.Future[None] | None = None
         self._drained: asyncio.Future[None] | None = None
         self._writable = True
@@ -116,10 +121,54 @@ class Upstream(asyncio.Protocol):
             data += b"".join(self._chunks)
             self._chunks.clear()
         self._queued -= len(data)
-        if not self._reading and self._queued < READ_AHEAD // 2 and not self.transport.is_closing():
+        if not self._held and self._queued < READ_AHEAD // 2:
+            self._read_on()
+        return data
+
+    def hold(self) -> bool:
+        """Read no more of a body for now, if what is still to come is large and its length known; whether it is."""
+        if self._left < LARGE or self._failure or self.closed:
+            return False
+        self._held = True
+        if self._reading:
+            self._reading = False
+            self.transport.pause_reading()
+        return True
+
+    @property
+    def waiting(self) -> bool:
+        """Whether some of the body was received and not yet read."""
+        return bool(self._chunks)
+
+    async def pour(self, target: int, moved: Callable[[int], None]) -> None:
+        """Let the kernel move the rest of a body that is held to another socket, all of it unless that raises.
+
+        Raises OriginError when it breaks off, ``Unspliceable`` when it cannot be done this way, and OSError for what
+        the other socket says.
+        """
+        source = os.dup(self.transport.get_extra_info("socket").fileno())
+        try:
+            self._splice = Splice(source, target, moved, lambda: self.closed)
+            self._left -= await self._splice.run(self._left)
+            self.complete = self._left == 0
+        finally:
+            self._splice = None
+            os.close(source)
+            self.release()
+        if not self.complete:
+            self._failure = self._failure or Ended("The connection was closed in the middle of a response.")
+            self.close()
+            raise self._failure
+
+    def release(self) -> None:
+        """Read on, after ``hold``."""
+        self._held = False
+        self._read_on()
+
+    def _read_on(self) -> None:
+        if not self._reading and not self.transport.is_closing():
             self._reading = True
             self.transport.resume_reading()
-        return data
 
     @property
     def finished(self) -> bool:
@@ -146,6 +195,8 @@ class Upstream(asyncio.Protocol):
             self._waiter = None
 
     def _wake(self) -> None:
+        if self._splice is not None:
+            self._splice.wake()
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
