@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from types import SimpleNamespace
 
 import pytest
 
@@ -16,7 +17,9 @@ from skerry.errors import (
     WaitTimeoutError,
 )
 from skerry.models import ExecResult, KillProcess, ProcessInfo, StartProcess, WaitRequest
+from skerry.runtime import processes as processes_module
 from skerry.runtime.runtime import Runtime
+from tests.reused import Reused
 
 Sh = Callable[..., Awaitable[ExecResult]]
 
@@ -212,3 +215,18 @@ async def test_it_is_found_by_id_and_by_pid_and_unknown_ones_are_not(runtime: Ru
         await start(runtime, " ")
     with pytest.raises(InvalidRequestError):
         await runtime.processes.kill("mine", KillProcess(signal="SIGNOPE"))
+
+
+async def test_input_that_a_process_ends_without_reading_reaches_no_other_connection(
+    runtime: Runtime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reused = Reused()
+    process = await start(runtime, "exec 3<&0; read word; sleep 5 <&3 & kill -9 $$")
+    monkeypatch.setattr(processes_module, "os", SimpleNamespace(close=reused.close))
+    try:
+        with pytest.raises(ProcessExitedError):
+            async with asyncio.timeout(20):
+                await runtime.processes.write(process.id, b"go\n" + b"secret" * 100_000)
+        assert reused.heard() == b""
+    finally:
+        reused.end()

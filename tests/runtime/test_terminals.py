@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from types import SimpleNamespace
 
 import pytest
 
@@ -11,12 +12,14 @@ from skerry.errors import ConflictError, FileNotFoundInSandboxError, SessionNotF
 from skerry.models import CreateSandbox, CreateSession, ExecRequest, State
 from skerry.portal.contract import Portal
 from skerry.providers.local.provider import LocalMachine
+from skerry.runtime import terminal as terminal_module
 from skerry.runtime import terminals as terminals_module
 from skerry.runtime.runtime import Runtime
 from skerry.runtime.scrollback import LIMIT, Modes, Scrollback, without_questions
 from skerry.runtime.terminal import Terminal
 from skerry.runtime.viewer import HELD, End, Screen, Size, Viewer
 from tests.machines import nobody
+from tests.reused import Reused
 
 
 async def until(viewer: Viewer, marker: bytes) -> bytes:
@@ -259,6 +262,42 @@ async def test_who_types_more_than_a_program_reads_waits_and_is_let_go_at_the_en
     await terminal.close()
     async with asyncio.timeout(10):
         await typing
+
+
+async def test_what_is_typed_as_the_shell_ends_reaches_no_other_connection(
+    runtime: Runtime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reused = Reused()
+    monkeypatch.setattr(terminal_module, "os", SimpleNamespace(close=reused.close))
+    try:
+        for _ in range(8):
+            terminal = await runtime.terminals.open()
+
+            async def type_on(terminal: Terminal = terminal) -> None:
+                while not terminal.ended:
+                    await terminal.write(b"secret\n")
+                    await asyncio.sleep(0)
+
+            typing = [asyncio.create_task(type_on()) for _ in range(3)]
+            await terminal.close(at_once=True)
+            await asyncio.gather(*typing)
+        assert reused.pairs
+        assert reused.heard() == b""
+    finally:
+        reused.end()
+
+
+async def test_who_leaves_while_typing_leaves_the_terminal_to_others(runtime: Runtime) -> None:
+    terminal = await runtime.terminals.open()
+    viewer = terminal.attach()
+    await terminal.write(b"stty -icanon -echo min 1; echo up-$((1+1)); sleep 0.5\n", viewer)
+    await until(viewer, b"up-2")
+    typing = asyncio.create_task(terminal.write(b"#" + b"x" * 1_000_000, viewer))
+    await asyncio.sleep(0.1)
+    typing.cancel()
+    await asyncio.gather(typing, return_exceptions=True)
+    await terminal.write(b"\x15\necho still-$((1+1))\n", viewer)
+    await until(viewer, b"still-2")
 
 
 async def test_what_ignores_the_hangup_is_killed(runtime: Runtime) -> None:

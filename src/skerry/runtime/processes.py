@@ -61,11 +61,30 @@ class Process:
         self.stdin = -1
         self.why_killed: str | None = None
         self.writing = asyncio.Lock()
+        self._writer: asyncio.Future[None] | None = None
+
+    async def write(self, data: bytes) -> None:
+        """Raises BrokenPipeError when nobody reads it, or the process ends, before all of it is written."""
+        self._writer = writer = asyncio.ensure_future(write_all(self.stdin, data))
+        try:
+            await asyncio.wait([writer])
+        finally:
+            writer.cancel()
+            await asyncio.gather(writer, return_exceptions=True)
+        if writer.cancelled():
+            raise BrokenPipeError
+        writer.result()
 
     def close_stdin(self) -> None:
-        if self.stdin >= 0:
-            stdin, self.stdin = self.stdin, -1
+        if self.stdin < 0:
+            return
+        stdin, self.stdin = self.stdin, -1
+        if self._writer is None or self._writer.done():
             os.close(stdin)
+        else:
+            # Not under it: the number may soon be another connection's, and would get the rest.
+            self._writer.add_done_callback(lambda _: os.close(stdin))
+            self._writer.cancel()
 
     def text(self, data: bytes) -> str:
         return base64.b64encode(data).decode() if self.encoding == "base64" else data.decode(errors="replace")
@@ -284,7 +303,7 @@ class Processes:
             if process.stdin < 0:
                 raise ProcessExitedError(f"The standard input of process {id!r} is closed.")
             try:
-                await write_all(process.stdin, data)
+                await process.write(data)
             except BrokenPipeError:
                 process.close_stdin()
                 raise ProcessExitedError(f"Process {id!r} no longer reads its standard input.") from None

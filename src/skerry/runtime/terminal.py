@@ -100,9 +100,13 @@ class Terminal:
             if self._master < 0:
                 return
             # A task of its own, which the end of the shell cancels: nothing may wait for a descriptor that is closed.
-            self._writer = asyncio.ensure_future(write_all(self._master, data))
-            await asyncio.wait([self._writer])
-            if not self._writer.cancelled() and not isinstance(error := self._writer.exception(), OSError | None):
+            self._writer = writer = asyncio.ensure_future(write_all(self._master, data))
+            try:
+                await asyncio.wait([writer])
+            finally:
+                writer.cancel()  # who typed it may be gone
+                await asyncio.gather(writer, return_exceptions=True)
+            if not writer.cancelled() and not isinstance(error := writer.exception(), OSError | None):
                 raise error
 
     def resize(self, cols: int, rows: int) -> None:
@@ -144,10 +148,13 @@ class Terminal:
         except SandboxLostError:
             pass
         finally:
+            # Nobody takes it up from here on: its number may soon be that of another connection.
+            master, self._master = self._master, -1
             tasks: list[asyncio.Future[Any]] = [reading, waiting, *([self._writer] if self._writer else [])]
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+            os.close(master)
             self._finish(end)
 
     async def _show(self) -> None:
@@ -171,11 +178,7 @@ class Terminal:
                 viewer.fall_behind()
 
     def _finish(self, end: End) -> None:
-        if self._end is not None:
-            return
         self._end = end
-        master, self._master = self._master, -1
-        os.close(master)
         for viewer in self._viewers:
             viewer.offer(end)
         self._on_end()
@@ -188,6 +191,7 @@ class Terminal:
                 await self._child.kill(signal.SIGCONT)  # a stopped job hears nothing
                 await asyncio.wait([self._task], timeout=GRACE)
             else:
+                await asyncio.sleep(0)  # one that is cancelled before its first step would clean up nothing
                 self._task.cancel()
                 await asyncio.gather(self._task, return_exceptions=True)
             await self._child.kill(signal.SIGKILL)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from fastapi import APIRouter, Query, Request, Response, WebSocket
@@ -166,11 +167,13 @@ def routes(registry: Registry) -> APIRouter:
             known: SkerryError = as_skerry_error(error, during="terminal")
             code = 4000 + known.status
             if socket.application_state is WebSocketState.CONNECTED:
-                await socket.send_json(
-                    {"type": "error", "code": known.code, "message": known.message, "hint": known.hint}
-                )
+                with suppress(WebSocketDisconnect):
+                    await socket.send_json(
+                        {"type": "error", "code": known.code, "message": known.message, "hint": known.hint}
+                    )
         if WebSocketState.DISCONNECTED not in (socket.client_state, socket.application_state):
-            await socket.close(GOING_AWAY if socket.app.state.closing.is_set() else code)
+            with suppress(WebSocketDisconnect):  # it may leave at any moment
+                await socket.close(GOING_AWAY if socket.app.state.closing.is_set() else code)
 
     @router.get("/terminal", response_class=Response, responses=HTML)
     async def terminal_page(
