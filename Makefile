@@ -27,8 +27,8 @@ check: install-dev ## Style, types and freshness of generated code only
 	$(abspath $(BIN))/mypy --config-file $(CURDIR)/pyproject.toml --explicit-package-bases .
 	$(BIN)/python scripts/generate_sync.py --check
 
-soak: install-dev ## The long runs: 200 random kills, 1,000 create/destroy cycles
-	SKERRY_SOAK=1 $(BIN)/pytest -q tests/test_faults.py
+soak: install-dev ## The long runs: 200 random kills, 1,000 create/destroy cycles, a minute of everything at once
+	SKERRY_SOAK=1 $(BIN)/pytest -q tests/test_faults.py tests/server/preview/test_storm.py
 
 bench: install-dev ## Each hot path with p50 and p95, beside its rivals
 	$(BIN)/python -m tests.bench

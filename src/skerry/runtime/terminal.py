@@ -192,7 +192,8 @@ class Terminal:
                 await asyncio.wait([self._task], timeout=GRACE)
             else:
                 await asyncio.sleep(0)  # one that is cancelled before its first step would clean up nothing
-                self._task.cancel()
+                if self._master >= 0:  # nor one that is cancelled while it does
+                    self._task.cancel()
                 await asyncio.gather(self._task, return_exceptions=True)
             await self._child.kill(signal.SIGKILL)
         await asyncio.gather(self._task, return_exceptions=True)

@@ -58,7 +58,9 @@ class Pool:
         key = (exposure.sandbox_id, exposure.port)
         waiting = self._idle[key]
         if not upstream.reusable or len(waiting) >= MOST_IDLE:
-            upstream.close()
+            upstream.forget()
+            if not waiting:
+                del self._idle[key]
             return
         upstream.rest_idle()
         waiting[upstream] = asyncio.get_running_loop().call_later(IDLE_SECONDS, upstream.close)

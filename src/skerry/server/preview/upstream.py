@@ -103,8 +103,7 @@ class Upstream(asyncio.Protocol):
     async def head(self) -> int:
         """The response's status, once its head is there; raises OriginError."""
         while not self.status:
-            if self._failure:
-                raise self._failure
+            self._check()
             await self._wait()
         return self.status
 
@@ -113,8 +112,7 @@ class Upstream(asyncio.Protocol):
         while not self._chunks:
             if self.complete:
                 return b""
-            if self._failure:
-                raise self._failure
+            self._check()
             await self._wait()
         data = self._chunks.popleft()
         if self._chunks and len(data) < SMALL:
@@ -158,7 +156,7 @@ class Upstream(asyncio.Protocol):
         if not self.complete:
             self._failure = self._failure or Ended("The connection was closed in the middle of a response.")
             self.close()
-            raise self._failure
+            self._check()
 
     def release(self) -> None:
         """Read on, after ``hold``."""
@@ -186,6 +184,17 @@ class Upstream(asyncio.Protocol):
     def close(self) -> None:
         if not self.closed:
             self.transport.abort()
+
+    def forget(self) -> None:
+        """Close it, and hold nothing of what nobody will read."""
+        self.close()
+        self._chunks.clear()
+        self._queued = 0
+
+    def _check(self) -> None:
+        if self._failure is not None:
+            # A copy: raised itself, it would hold this by its traceback, and this holds it.
+            raise type(self._failure)(*self._failure.args)
 
     async def _wait(self) -> None:
         self._waiter = self._loop.create_future()
