@@ -68,7 +68,7 @@ async def vite(server: ServerProcess, site: Path) -> AsyncIterator[AsyncSandbox]
 
 async def visit(page: Page, vite: AsyncSandbox, form: str = "url") -> None:
     """Open the page, wait until it is connected for updates, and leave on it what no reload would."""
-    url = getattr(await vite.expose_port(PORT), form)
+    url = getattr(await vite.expose_port(PORT, "dev-server"), form)
     async with page.expect_console_message(lambda message: "[vite] connected" in message.text):
         await page.goto(url)
     # Vite answers before it watches its files. What it sees first is written until it is seen.

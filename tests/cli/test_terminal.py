@@ -57,6 +57,10 @@ class Screen:
     def wait_for(self, text: str, seconds: float = 40) -> str:
         return self.wait_until(lambda shown: text in shown, seconds, repr(text))
 
+    def colours(self) -> str:
+        """The screen with the sequences that colour it."""
+        return self._run("capture-pane", "-e", "-p", "-t", "t")
+
     def wait_for_prompt(self) -> str:
         """A full-screen program throws away what was typed before it ended."""
         return self.wait_until(lambda shown: shown.rstrip().endswith("#"), what="A prompt")
@@ -92,6 +96,9 @@ def test_a_shell_is_used_like_any_other(screen: Screen, program: list[str]) -> N
     screen.resize(90, 20)
     screen.type(WHEN_RESIZED, "Enter")
     screen.wait_for("20 90 it is")
+    screen.type("tput colors; printf '\\033[3%dm%s\\033[0m\\n' 1 red", "Enter")
+    screen.wait_for("256\nred")
+    assert "\x1b[31mred" in screen.colours()
     screen.type("echo be''gun; sleep 1000", "Enter")
     screen.wait_for("begun")
     screen.type("C-c")

@@ -13,9 +13,10 @@ from starlette.types import Message, Receive, Scope, Send
 
 from skerry.control.exposures import Exposure, checked_port
 from skerry.control.identity import normalise_id
-from skerry.errors import ForbiddenError, InvalidRequestError, NotFoundError
+from skerry.errors import ForbiddenError, InvalidRequestError, NotFoundError, SkerryError
 from skerry.models import ANSWERED_BY
 from skerry.server import security
+from skerry.server.errors import error_response
 from skerry.server.keys import Keys
 from skerry.server.preview.access import Admission
 from skerry.server.preview.address import Visit, visit_of
@@ -58,7 +59,11 @@ class Fetch:
                 message = {**message, "headers": [*passed, _MARKED, *_HARMLESS]}
             await send(message)
 
-        await self._passage.carry(admission, visit, receive, marked)
+        try:
+            await self._passage.carry(admission, visit, receive, marked)
+        except SkerryError as error:
+            # Answered here: what the app is asked for is not the log's business.
+            await error_response(error)(scope, receive, send)
 
 
 def route(previews: Previews, settings: Settings) -> Route:

@@ -6,6 +6,7 @@ import asyncio
 import os
 import re
 import shutil
+import tempfile
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -168,6 +169,29 @@ async def test_what_flows_keeps_a_sandbox_awake_and_what_is_over_does_not(sleepy
             await asyncio.sleep(0.2)
         assert await state(sleepy) == "active"
     await asleep(sleepy)
+
+
+async def test_a_connection_on_which_nothing_moves_lets_the_sandbox_sleep() -> None:
+    # A minute is long for a test.
+    quickly = "from skerry.control.registry import Registry; Registry.attend.__wrapped__.__defaults__ = (1.0,)"
+    with tempfile.TemporaryDirectory(prefix="skerry-silent-") as place:
+        Path(place).chmod(0o711)
+        server = ServerProcess(Path(place), first=quickly)
+        try:
+            async with httpx.AsyncClient(base_url=server.url, timeout=60) as http:
+                site = Site(server, http, "silent", 3000)
+                await http.post("/v1/sandboxes", json={"id": site.id, "sleepAfter": "1s"})
+                await site.serve("127.0.0.1", 3000)
+                await site.expose()
+                async with await dial(site) as socket:
+                    events = await site.line()
+                    await events.send(f"GET /events HTTP/1.1\r\nHost: {site.host}\r\n\r\n")
+                    assert (await events.head())[0] == 200
+                    await asleep(site)
+                    await socket.wait_closed()
+                    events.close()
+        finally:
+            assert await asyncio.to_thread(server.stop) == 0
 
 
 async def test_every_piece_that_moves_counts_as_use() -> None:
