@@ -228,8 +228,10 @@ class Traces:
         return f"{self.tasks} tasks, {self.descriptors} descriptors, {self.memory} KB"
 
 
-async def processes(sites: list[Site]) -> list[str]:
-    return [(await site.run("ps -e -o args= | sort | grep -v -e ps -e sort -e grep")) for site in sites]
+async def processes(sites: list[Site]) -> list[list[str]]:
+    """What runs in each sandbox, but for what asks."""
+    found = [(await site.run("exec ps -e -o args=")).splitlines() for site in sites]
+    return [sorted(line for line in lines if not line.startswith(("ps -e", "bash -c IFS="))) for lines in found]
 
 
 @pytest.mark.timeout(240)
