@@ -360,3 +360,19 @@ async def test_images_are_listed_imported_used_and_removed(http: Http, box: str,
     broken = await http.post("/v1/images/broken", content=b"not a tar")
     assert broken.status_code == 400
     assert not list(server.home.glob(".upload-*"))
+
+
+async def test_a_command_whose_session_is_deleted_under_it_ends_like_any_that_is_killed(
+    http: httpx.AsyncClient, box: str
+) -> None:
+    async def one(name: str) -> int:
+        await http.post(f"{box}/sessions", json={"id": name, "isolation": False})
+        body = {"command": "sleep 100 & sleep 100", "session": name}
+        running = asyncio.create_task(http.post(f"{box}/exec", json=body))
+        await asyncio.sleep(0.2)
+        assert (await http.delete(f"{box}/sessions/{name}")).status_code == 200
+        return int((await running).json().get("exitCode", -1))
+
+    for turn in range(4):
+        codes = await asyncio.gather(*(one(f"under-{turn}-{number}") for number in range(8)))
+        assert codes == [137] * 8

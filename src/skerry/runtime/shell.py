@@ -26,6 +26,7 @@ from skerry.runtime.output import pipe, read_some, write_all
 
 # Unwinds the sourced command when it is bash itself that keeps busy (a loop of builtins): children are killed, but bash
 # must live on. A real-time signal, because no command is likely to trap it.
+LAST_WORDS = 1.0
 UNWIND = signal.SIGRTMIN + 9
 TIMED_OUT = 124
 GRACE = 1.0
@@ -128,6 +129,8 @@ class Shell:
         self._portal = portal
         self._child: Child
         self._orders = self._statuses = -1
+        self._resting = asyncio.Event()
+        self._resting.set()
         self._command = -1
         self._pumps: list[Pump] = []
         self._prepared: asyncio.Task[tuple[int, int]] | None = None
@@ -197,6 +200,7 @@ class Shell:
         if on_start is not None:
             on_start(pumps)
         outcome: Outcome | None = None
+        self._resting.clear()
         try:
             await write_all(self._orders, order)
             try:
@@ -210,6 +214,8 @@ class Shell:
                 pump.abandon()
             self._recovery = asyncio.get_running_loop().create_task(self._recover(pumps))
             raise
+        finally:
+            self._resting.set()
         self._settle(pumps)
         if self.alive:
             self._prepare()
@@ -378,10 +384,15 @@ class Shell:
         """End bash and everything it started."""
         if self._recovery is not None:
             self._recovery.cancel()
+            await asyncio.gather(self._recovery, return_exceptions=True)
         if self.alive:
             self.alive = False
             with contextlib.suppress(SandboxLostError):
                 await self._child.kill(signal.SIGKILL)
+        # Who waits for a command sees bash end. Closed under it, its descriptors might be another connection's by then.
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(LAST_WORDS):
+                await self._resting.wait()
         prepared, self._prepared = self._prepared, None
         if prepared is not None:
             prepared.cancel()
