@@ -299,6 +299,12 @@ class Processes:
 
     async def write(self, id: str, data: bytes, eof: bool = False) -> None:
         process = self.find(id)
+        if not data:
+            # Nothing is lost if it has ended meanwhile, perhaps because of what it read.
+            if eof:
+                async with process.writing:
+                    process.close_stdin()
+            return
         async with process.writing:
             if process.stdin < 0:
                 raise ProcessExitedError(f"The standard input of process {id!r} is closed.")

@@ -250,6 +250,7 @@ async def test_a_port_that_nobody_listens_on(site: Site) -> None:
     host = f"4999-{site.id}-tok_1.localhost"
     program = await site.ask("/x", host=host)
     assert (program.status, program.json()["error"]["code"]) == (502, "port_not_listening")
+    assert program.json()["error"]["message"].startswith("Service on port 4999 is not responding")
     assert program.get("retry-after") == "2"
     page = await site.ask("/x", "Accept: text/html,*/*", host=host)
     assert (page.status, page.get("content-type")) == (502, "text/html; charset=utf-8")

@@ -82,7 +82,7 @@ class Pool:
             raise _asleep(exposure) from None
         except (OSError, TimeoutError):
             raise PortNotListeningError(
-                f"Nothing answers on port {exposure.port} of sandbox {exposure.sandbox_id!r}.",
+                f"Service on port {exposure.port} is not responding; nothing in {exposure.sandbox_id!r} listens there.",
                 hint="Start a server inside that listens there; on 127.0.0.1 or on all addresses, both will do.",
                 details={"sandboxId": exposure.sandbox_id, "port": exposure.port, "retryAfter": 2},
             ) from None
