@@ -54,6 +54,7 @@ def rename(name: str) -> str:
 def retell(text: str) -> str:
     """A docstring about the async client, as it reads for the sync one."""
     text = re.sub(r"\b(async|await) ", "", text)
+    text = re.sub(r"\b(aclose|aiter_bytes|aread)\b", lambda found: NAMES[found[0]], text)
     return re.sub(r"\bAsync(?=[A-Z])", "", text)
 
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import hmac
 from hashlib import sha256
 
-HEADERS = (b"authorization", b"x-api-key")
-
 
 class Keys:
     """Kept as digests. Every one is compared, in full, so that the time taken tells nothing about any of them."""

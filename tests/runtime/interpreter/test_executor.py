@@ -88,7 +88,7 @@ async def test_whether_the_code_was_begun_decides_what_its_death_means(played: P
         assert outcome is None  # so that it is run again, in a fresh process
 
 
-async def test_an_interrupt_is_repeated_until_the_code_has_ended(played: Played) -> None:
+async def test_an_interrupt_waits_until_the_code_has_begun_and_is_repeated(played: Played) -> None:
     executor, ends, _ = played
     sent: list[int] = []
 
@@ -103,7 +103,10 @@ async def test_an_interrupt_is_repeated_until_the_code_has_ended(played: Played)
     running = asyncio.ensure_future(executor.run("", {}, Transcript(lambda event, size: None)))
     await asyncio.sleep(0)
     interrupting = asyncio.ensure_future(executor.interrupt(60))
-    while len(sent) < 3:  # one that came before the code had begun was taken by nobody
+    await asyncio.sleep(0.5)
+    assert sent == []
+    say(ends, type="started", run=1)
+    while len(sent) < 3:
         await asyncio.sleep(0.01)
     say(ends, type="done", run=1, count=1)
     await asyncio.wait_for(asyncio.gather(running, interrupting), 10)

@@ -90,7 +90,7 @@ class Ports:
         headers: Mapping[str, str] | Sequence[tuple[str, str]] | None = None,
         content: Content | None = None,
     ) -> Iterator[httpx.Response]:
-        """The same with the answer's body left to be read as it comes: ``for data in response.aiter_bytes()``.
+        """The same with the answer's body left to be read as it comes: ``for data in response.iter_bytes()``.
 
         ``content`` may be an iterator or a file, and is sent as it comes, too.
         """

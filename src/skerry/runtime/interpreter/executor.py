@@ -198,7 +198,8 @@ class Executor:
         # Before it has begun with the code it takes no interrupt for meant. And one that comes just before a call that
         # blocks is noticed only after it, hence again and again; it counts as one.
         for _ in range(max(1, round(patience / AGAIN))):
-            await self._signal()
+            if self.taken:
+                await self._signal()
             await asyncio.wait(waits, timeout=AGAIN, return_when=asyncio.FIRST_COMPLETED)
             if finished.done() or self.ended.done() or self._finished is not finished:
                 return

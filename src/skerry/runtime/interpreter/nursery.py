@@ -245,7 +245,7 @@ class Nursery:
 
     def _lost(self, reason: str) -> None:
         self._packets = None
-        if self._child is None:
+        if self._child is None and self._exits:
             self._watching = asyncio.get_running_loop().create_task(self._watch(None))
         if not self._ready.done():
             self._ready.cancel()

@@ -31,8 +31,6 @@ PACKET = 256 * 1024
 PR_SET_CHILD_SUBREAPER = 36
 HURRY = 30
 """Milliseconds without an order after which the first context is taken to be on its way."""
-
-
 SETTINGS = ("matplotlibrc", "~/.config/matplotlib/matplotlibrc", "~/.matplotlib/matplotlibrc")
 """What matplotlib reads when it is imported, if it is there."""
 
@@ -56,12 +54,7 @@ class Nursery:
 
     def serve(self, fd: int) -> None:
         self._socket = socket.socket(fileno=fd)
-        # A pipe that every signal writes to: the one way to wait for a packet and for a child at once.
-        woken, wake = os.pipe()
-        os.set_blocking(woken, False)
-        os.set_blocking(wake, False)
-        signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
-        signal.signal(signal.SIGCHLD, nothing)
+        woken = wakeups()
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         self._say({"ready": os.getpid(), "version": sys.version.split()[0]})
         waiting = select.poll()
@@ -73,9 +66,7 @@ class Nursery:
                 # Only now: the first context, the one that the template was started for, does not wait for it.
                 self.warm()
             if woken in ready:
-                with contextlib.suppress(BlockingIOError):
-                    while os.read(woken, 4096):
-                        pass
+                drain(woken)
             self._reap()
             if self._socket.fileno() in ready:
                 self._take_order()
@@ -273,6 +264,22 @@ def freeze() -> None:
     gc.freeze()
     gc.set_threshold(20_000, 10, 20)
     gc.enable()
+
+
+def wakeups() -> int:
+    """A pipe that every signal writes to: the one way to wait for a packet and for a child at once."""
+    woken, wake = os.pipe()
+    os.set_blocking(woken, False)
+    os.set_blocking(wake, False)
+    signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
+    signal.signal(signal.SIGCHLD, nothing)
+    return woken
+
+
+def drain(woken: int) -> None:
+    with contextlib.suppress(BlockingIOError):
+        while os.read(woken, 4096):
+            pass
 
 
 def nothing(number: int, frame: types.FrameType | None) -> None:

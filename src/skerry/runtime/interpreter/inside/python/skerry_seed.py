@@ -16,12 +16,11 @@ import ctypes
 import json
 import os
 import select
-import signal
 import socket
 import sys
 from typing import Any
 
-from skerry_nursery import PR_SET_CHILD_SUBREAPER, Nursery, nothing
+from skerry_nursery import PR_SET_CHILD_SUBREAPER, Nursery, drain, wakeups
 
 CONTROL = 3
 PRELOADED = ("numpy", "pandas", "matplotlib.pyplot")
@@ -45,11 +44,7 @@ def serve() -> None:
     nursery.warm()
     forget_places()
     control = socket.socket(fileno=CONTROL)
-    woken, wake = os.pipe()
-    os.set_blocking(woken, False)
-    os.set_blocking(wake, False)
-    signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
-    signal.signal(signal.SIGCHLD, nothing)
+    woken = wakeups()
     # Templates become children of this process when the one that went inside with them has ended.
     libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     control.send(b'{"ready": true}')
@@ -127,14 +122,6 @@ def reap() -> None:
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass
     except ChildProcessError:
-        return
-
-
-def drain(fd: int) -> None:
-    try:
-        while os.read(fd, 4096):
-            pass
-    except BlockingIOError:
         return
 
 
