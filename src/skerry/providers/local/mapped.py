@@ -40,17 +40,21 @@ def run_mapped(
     *arguments: Any,
     descriptors: Sequence[int] = (),
     progress: Progress | None = None,
+    override: bool = False,
 ) -> Any:
     """Call ``function(idmap, progress, *arguments)`` with power over the files of ``idmap``.
+
+    With ``override`` that includes files whose own mode forbids their owner to read them, and it always runs in a
+    child: what walks whole trees would keep the server's other threads waiting.
 
     The function is a module's, the arguments and the result are JSON, descriptors keep their numbers. The ``idmap`` it
     receives says how ids are written *where it runs*: inside a namespace, as themselves.
     """
-    if idmap.kind != "subids":
+    if idmap.kind != "subids" and not override:
         return function(idmap, progress, *arguments)
     command = [sys.executable, "-I", "-S", "-c", _BOOT, str(_PACKAGE)]
     command += [f"{function.__module__}:{function.__qualname__}", json.dumps(arguments)]
-    command += [json.dumps([idmap.uid_ranges, idmap.gid_ranges])]
+    command += [json.dumps([idmap.kind, idmap.uid_ranges, idmap.gid_ranges])]
     pipe = subprocess.PIPE
     process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, pass_fds=tuple(descriptors))
     with process, _killed_on_error(process):
@@ -63,7 +67,8 @@ def _converse(process: subprocess.Popen[bytes], idmap: IdMap, progress: Progress
     assert process.stderr is not None
     if process.stdout.readline() == b'{"ready": 1}\n':
         try:
-            idmap.apply(process.pid)
+            if idmap.kind != "root":
+                idmap.apply(process.pid)
         except OSError as error:
             raise HostUnfitError(
                 f"A user namespace could not be given its ids: {error}",
@@ -98,9 +103,10 @@ def child_main() -> None:
     """The child's side: into a namespace, wait for the map, do the one thing, say how it went."""
     import ctypes
 
-    _, _, function, arguments, ranges = sys.argv
+    _, _, function, arguments, ids = sys.argv
+    kind, uids, gids = json.loads(ids)
     libc = ctypes.CDLL(None, use_errno=True)
-    if libc.unshare(_CLONE_NEWUSER) != 0:
+    if kind != "root" and libc.unshare(_CLONE_NEWUSER) != 0:
         number = ctypes.get_errno()
         sys.exit(f"unshare(CLONE_NEWUSER): {os.strerror(number)}")
 
@@ -114,8 +120,7 @@ def child_main() -> None:
     os.umask(0o022)
     module_name, _, name = function.partition(":")
     module: types.ModuleType = importlib.import_module(module_name)
-    uids, gids = json.loads(ranges)
-    inside = IdMap("subids", 0, 0, _identity(uids), _identity(gids))
+    inside = IdMap("subids", 0, 0, _identity(uids), _identity(gids)) if kind != "root" else _root(uids, gids)
     try:
         result = getattr(module, name)(inside, lambda done: say(progress=done), *json.loads(arguments))
     except SkerryError as error:
@@ -130,6 +135,12 @@ def child_main() -> None:
 def inside_uid(idmap: IdMap, progress: Progress | None) -> int:
     """Who one is there: the smallest thing to run, to see whether it works."""
     return os.getuid()
+
+
+def _root(uids: Sequence[Sequence[int]], gids: Sequence[Sequence[int]]) -> IdMap:
+    """Without a namespace ids are written as they are outside."""
+    (_, uid, uid_count), (_, gid, gid_count) = uids[0], gids[0]
+    return IdMap("root", uid, gid, ((0, uid, uid_count),), ((0, gid, gid_count),))
 
 
 def _identity(ranges: Sequence[Sequence[int]]) -> tuple[tuple[int, int, int], ...]:

@@ -1,0 +1,326 @@
+"""Snapshots of sandboxes, and what can be done with them: new sandboxes, going back, seeing what changed.
+
+A snapshot is whole: sandboxes made from it are copies that need it no more, so deleting one never takes anything from
+another. What a server was making or deleting when it was killed is gone after the next one has started.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from skerry.control.identity import LONGEST, normalise_id
+from skerry.control.owner import Owner
+from skerry.control.schema import SnapshotState
+from skerry.control.snapshot_rows import SnapshotRow
+from skerry.control.store import SandboxRow, Store
+from skerry.errors import (
+    ConflictError,
+    InvalidRequestError,
+    SnapshotInUseError,
+    SnapshotNotFoundError,
+)
+from skerry.models import (
+    CreateSandbox,
+    CreateSnapshot,
+    ForkResult,
+    ForkSandbox,
+    RollbackSandbox,
+    SandboxInfo,
+    SnapshotInfo,
+    State,
+    now,
+)
+from skerry.providers.contract import Changes, Provider
+
+_NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
+_PREFIX = "snap-"
+
+Change = Callable[[str, Callable[[Owner], Awaitable[None]]], Awaitable[SandboxInfo]]
+Place = Callable[[Sequence[SandboxRow], str], Awaitable[list[SandboxInfo]]]
+
+
+class Snapshots:
+    def __init__(
+        self,
+        provider: Provider,
+        store: Store,
+        *,
+        node: Callable[[], str],
+        change: Change,
+        place: Place,
+        loaded: Callable[[], Iterable[Owner]],
+    ) -> None:
+        self._provider = provider
+        self._store = store
+        self._rows = store.snapshots
+        self._node = node
+        self._change = change
+        self._place = place
+        self._loaded = loaded
+
+    # -- making and keeping --------------------------------------------------------------------------------------------
+
+    async def create(self, id: str, request: CreateSnapshot) -> SnapshotInfo:
+        """Keep the files of a sandbox as they are now. It queues with changes of life; commands go on."""
+        name = None if request.name is None else _checked_name(request.name)
+        row: SnapshotRow | None = None
+
+        async def make(owner: Owner) -> None:
+            nonlocal row
+            row = SnapshotRow(
+                id=f"{_PREFIX}{int(time.time())}-{secrets.token_hex(4)}",
+                node=self._node(),
+                name=name,
+                sandbox_id=owner.id,
+                image=owner.row.image,
+                parent=owner.row.base,
+                labels=request.labels,
+                settings=_settings(owner.row),
+            )
+            await self._rows.insert(row)
+            began = time.monotonic()
+            try:
+                await self._take(owner, row.id)
+                await self._rows.set_state(row.id, SnapshotState.READY)
+            except BaseException:
+                await self._provider.remove_snapshot(row.id)
+                await self._rows.delete(row)
+                raise
+            await owner.update(base=row.id)
+            took = (time.monotonic() - began) * 1000
+            owner.record("snapshot", f"Snapshot {_called(row)} was taken in {took:.0f} ms.")
+
+        await self._change(id, make)
+        assert row is not None
+        return _describe(row, [])
+
+    async def _take(self, owner: Owner, snapshot: str) -> None:
+        if owner.machine is None:
+            await self._provider.require_idle(owner.id)
+        await self._provider.snapshot(owner.id, snapshot, owner.machine, await self._previous(owner))
+
+    async def _previous(self, owner: Owner) -> str | None:
+        """The snapshot to share unchanged files with, where they are copied: by what they were on the disk, so only one
+        of the same sandbox."""
+        if owner.row.base is None or self._provider.capabilities().snapshots != "copy":
+            return None
+        base = await self._rows.find(owner.row.base)
+        return base.id if base is not None and base.sandbox_id == owner.id else None
+
+    async def list_(self, sandbox: str | None = None) -> list[SnapshotInfo]:
+        rows = await self._rows.list_(None if sandbox is None else normalise_id(sandbox))
+        users = await self._rows.users()
+        return [_describe(row, users.get(row.id, [])) for row in rows]
+
+    async def get(self, reference: str) -> SnapshotInfo:
+        row = await self._find(reference)
+        return _describe(row, await self._rows.users_of(row.id))
+
+    async def delete(self, reference: str, *, force: bool = False) -> None:
+        row = await self._find(reference, here=True)
+        users = [] if force else await self._rows.users_of(row.id)
+        if users:
+            raise SnapshotInUseError(
+                f"Snapshot {_called(row)} is what {_several(users)} made from.",
+                hint="They do not need its files: delete it with force, or destroy them first.",
+                details={"sandboxes": users},
+            )
+        await self._rows.set_state(row.id, SnapshotState.DELETING)
+        await self._finish_deleting(row)
+
+    async def _finish_deleting(self, row: SnapshotRow) -> None:
+        await self._provider.remove_snapshot(row.id)
+        await self._rows.delete(row)
+        for owner in self._loaded():
+            if owner.row.base == row.id:
+                owner.row = replace(owner.row, base=row.parent)
+
+    async def settle(self) -> set[str]:
+        """Put right what a server that was killed has left; the snapshots that are to be kept."""
+        rows = await self._rows.of_node(self._node())
+        for row in rows:
+            if row.state != SnapshotState.READY and self._provider.alone:
+                await self._finish_deleting(row)
+        return {row.id for row in rows if row.state == SnapshotState.READY}
+
+    # -- new sandboxes -------------------------------------------------------------------------------------------------
+
+    async def create_sandbox(self, row: SandboxRow, request: CreateSandbox) -> SandboxInfo:
+        """A sandbox over a snapshot. What the request does not say is as it was with the sandbox it was taken of."""
+        snapshot = await self._find(request.snapshot or "", here=True)
+        said = request.model_fields_set
+        if "image" in said and request.image != snapshot.image:
+            raise InvalidRequestError(
+                f"Snapshot {_called(snapshot)} is over image {snapshot.image!r}, not {request.image!r}.",
+                hint="Leave the image out: a snapshot brings its own.",
+            )
+        await self._provider.require_image(snapshot.image)
+        was = snapshot.settings
+        row = replace(
+            row,
+            image=snapshot.image,
+            env={**was["env"], **row.env},
+            labels={**was["labels"], **row.labels},
+            limits={**was["limits"], **row.limits},
+            sleep_after=row.sleep_after if request.sleep_after is not None else was["sleepAfter"],
+            made_from=snapshot.id,
+            base=snapshot.id,
+        )
+        (info,) = await self._place([row], snapshot.id)
+        await self._store.add_event(row.id, "created", f"Created from snapshot {_called(snapshot)}.")
+        return info
+
+    async def fork(self, id: str, request: ForkSandbox) -> ForkResult:
+        """New sandboxes that are what this one is now, without its processes."""
+        ids = [normalise_id(each) for each in request.ids or []]
+        if len(set(ids)) != len(ids):
+            raise InvalidRequestError("Two of the new sandboxes have the same id.")
+        if ids and "count" in request.model_fields_set and request.count != len(ids):
+            raise InvalidRequestError(f"{len(ids)} ids were given for {request.count} new sandboxes.")
+        async with self._moment(id) as (row, snapshot):
+            wanted = ids or [_fork_id(row.id) for _ in range(request.count)]
+            forks = await self._place([_forked(row, each) for each in wanted], snapshot)
+        for each in forks:
+            await self._store.add_event(each.id, "created", f"Forked from sandbox {row.id!r}.")
+        await self._store.add_event(row.id, "forked", f"Forked into {', '.join(each.id for each in forks)}.")
+        return ForkResult(sandbox_id=row.id, sandboxes=forks)
+
+    @asynccontextmanager
+    async def _moment(self, id: str) -> AsyncIterator[tuple[SandboxRow, str]]:
+        """A snapshot that nobody sees, of what a sandbox is now. One that is left by a killed server is swept."""
+        name = f".moment-{secrets.token_hex(8)}"
+        row: SandboxRow | None = None
+
+        async def take(owner: Owner) -> None:
+            nonlocal row
+            row = owner.row
+            await self._take(owner, name)
+
+        try:
+            await self._change(id, take)
+            assert row is not None
+            yield row, name
+        finally:
+            await self._provider.remove_snapshot(name)
+
+    # -- going back ----------------------------------------------------------------------------------------------------
+
+    async def rollback(self, id: str, request: RollbackSandbox) -> SandboxInfo:
+        """The files become what they were; processes end. Until that has succeeded, the old state is kept."""
+        snapshot = await self._find(request.snapshot, here=True)
+
+        async def back(owner: Owner) -> None:
+            if owner.row.image != snapshot.image:
+                raise ConflictError(
+                    f"Snapshot {_called(snapshot)} is over image {snapshot.image!r}, sandbox {owner.id!r} over "
+                    f"{owner.row.image!r}.",
+                    hint="Make a new sandbox from the snapshot.",
+                )
+            stop = partial(owner.stop, f"It was rolled back to snapshot {_called(snapshot)}.")
+            await self._provider.restore(snapshot.id, owner.id, stop)
+            await owner.update(base=snapshot.id)
+            owner.record("rollback", f"Rolled back to snapshot {_called(snapshot)}.")
+
+        return await self._change(id, back)
+
+    # -- what changed --------------------------------------------------------------------------------------------------
+
+    @asynccontextmanager
+    async def diff(self, reference: str, to: str | None = None) -> AsyncIterator[Changes]:
+        """What a snapshot changed of its image; or what changed from it to another one."""
+        first = await self._find(reference, here=True)
+        if to is None:
+            yield self._provider.changes(first.image, None, first.id)
+            return
+        second = await self._find(to, here=True)
+        _require_same_image(first.image, second.image)
+        kin = first.sandbox_id == second.sandbox_id
+        yield self._provider.changes(first.image, first.id, second.id, kin=kin)
+
+    @asynccontextmanager
+    async def sandbox_diff(self, id: str, since: str | None = None) -> AsyncIterator[Changes]:
+        """What changed in a sandbox since its image, or since a snapshot, up to now."""
+        first = None if since is None else await self._find(since, here=True)
+        async with self._moment(id) as (row, moment):
+            if first is not None:
+                _require_same_image(first.image, row.image)
+            kin = first is not None and first.sandbox_id == row.id
+            yield self._provider.changes(row.image, None if first is None else first.id, moment, kin=kin)
+
+    async def _find(self, reference: str, *, here: bool = False) -> SnapshotRow:
+        row = await self._rows.find(reference) if _NAME.fullmatch(reference) else None
+        if row is None:
+            raise SnapshotNotFoundError(
+                f"There is no snapshot {reference[:80]!r}.", hint="`skerry snapshots` lists those there are."
+            )
+        if here and row.node != self._node():
+            raise ConflictError(f"Snapshot {_called(row)} is on another server.", details={"node": row.node})
+        return row
+
+
+def _checked_name(name: str) -> str:
+    if not _NAME.fullmatch(name) or name.startswith(_PREFIX):
+        raise InvalidRequestError(
+            f"{name[:80]!r} cannot be the name of a snapshot.",
+            hint=f"Use 1 to 63 of a-z 0-9 . _ -, beginning with a letter or digit, but not with {_PREFIX!r}.",
+        )
+    return name
+
+
+def _settings(row: SandboxRow) -> dict[str, Any]:
+    return {"env": row.env, "labels": row.labels, "limits": row.limits, "sleepAfter": row.sleep_after}
+
+
+def _fork_id(id: str) -> str:
+    return f"{id[: LONGEST - 9].rstrip('-')}-{secrets.token_hex(4)}"
+
+
+def _forked(row: SandboxRow, id: str) -> SandboxRow:
+    return replace(
+        row,
+        id=id,
+        state=State.CREATED,
+        created_at=now(),
+        started_at=None,
+        last_active_at=None,
+        starts=0,
+        last_stop=None,
+        made_from=None,
+        forked_from=row.id,
+    )
+
+
+def _describe(row: SnapshotRow, sandboxes: list[str]) -> SnapshotInfo:
+    return SnapshotInfo(
+        id=row.id,
+        name=row.name,
+        sandbox_id=row.sandbox_id,
+        image=row.image,
+        parent=row.parent,
+        labels=row.labels,
+        created_at=row.created_at,
+        sandboxes=sandboxes,
+    )
+
+
+def _called(row: SnapshotRow) -> str:
+    return repr(row.name or row.id)
+
+
+def _several(ids: list[str]) -> str:
+    shown = ", ".join(repr(id) for id in ids[:3])
+    return f"sandbox {shown} was" if len(ids) == 1 else f"{len(ids)} sandboxes ({shown}{', …' if ids[3:] else ''}) were"
+
+
+def _require_same_image(one: str, other: str) -> None:
+    if one != other:
+        raise ConflictError(
+            f"They are over different images ({one!r} and {other!r}), so there is no list of changes between them."
+        )
