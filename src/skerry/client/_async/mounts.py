@@ -1,0 +1,43 @@
+"""Buckets mounted in a sandbox."""
+
+from __future__ import annotations
+
+from skerry.client._async.connection import AsyncLink
+from skerry.client.values import given
+from skerry.errors import SandboxNotFoundError
+from skerry.models import MountInfo, MountList, MountResult
+
+
+class AsyncMounts:
+    _link: AsyncLink
+
+    async def mount_bucket(
+        self,
+        bucket: str | None = None,
+        path: str = "/persist",
+        prefix: str | None = None,
+        read_only: bool = False,
+        *,
+        local_bucket: bool = False,
+    ) -> MountInfo:
+        """Show the files of a bucket in the running sandbox, and keep there what is written to them.
+
+        ``bucket`` is one that the server knows; without it, the server's own directory (``local_bucket=True``) or the
+        one its environment names. ``prefix`` says what of it is shown, by default ``/projects/<id>/``. A file is in the
+        bucket when its program's ``close`` returns; what others change there is seen inside within two seconds.
+        The mount comes back when the sandbox wakes. The same mount again changes nothing.
+        """
+        body = {"mountPath": path, "readOnly": read_only, "localBucket": local_bucket}
+        body |= given(bucket=bucket, prefix=prefix)
+        return (await self._link.post(MountResult, "/mount", body)).mount
+
+    async def unmount_bucket(self, path: str = "/persist") -> MountInfo:
+        """Take a mount away; raises ``MountNotFoundError`` if nothing is mounted there."""
+        return (await self._link.post(MountResult, "/unmount", {"mountPath": path}, prepare=False)).mount
+
+    async def list_mounts(self) -> list[MountInfo]:
+        """What is mounted, also while the sandbox sleeps."""
+        try:
+            return (await self._link.get(MountList, "/mounts", prepare=False)).mounts
+        except SandboxNotFoundError:
+            return []
