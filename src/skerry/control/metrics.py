@@ -1,0 +1,127 @@
+"""What a server counts and times, in the words of Prometheus. One set for each registry; docs/metrics.md has them all.
+
+Kept cheap: what happens with every request touches a counter or a histogram that was looked up once, and what can be
+counted when somebody asks is counted then.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Literal
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.metrics_core import Metric
+
+from skerry.models import State
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+Operation = Literal[
+    "start",
+    "freeze",
+    "thaw",
+    "hibernate",
+    "destroy",
+    "snapshot",
+    "fork",
+    "rollback",
+    "flatten",
+    "backup",
+    "restore",
+    "sync",
+]
+OPERATIONS: tuple[Operation, ...] = Operation.__args__  # type: ignore[attr-defined]
+
+QUICK = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.08, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
+LONG = (0.005, 0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 60, 180, 600, 1800)
+
+
+class Metrics:
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry(auto_describe=False)
+        self.sandboxes = Gauge("skerry_sandboxes", "Sandboxes in each state.", ["state"], registry=self.registry)
+        self.created = self._counter("skerry_sandbox_created", "Sandboxes made.")
+        self.wake_latency = self._histogram(
+            "skerry_sandbox_wake_latency_seconds",
+            "From the wish to use a sleeping sandbox until it is there.",
+            QUICK,
+            "stage",
+        )
+        self.message_latency = self._histogram(
+            "skerry_sandbox_message_latency_seconds",
+            "From the arrival of a request to a sandbox until its machine is there to take it, waking included.",
+            QUICK,
+        )
+        self.sync_duration = self._histogram(
+            "skerry_r2_sync_duration_seconds", "Syncs of a workspace with a bucket.", LONG
+        )
+        self.storage_bytes = Gauge(
+            "skerry_r2_storage_bytes", "Bytes kept in buckets.", ["owner"], registry=self.registry
+        )
+        self.commands = self._counter("skerry_commands", "Commands that were run to their end, by result.", "result")
+        self.exec_duration = self._histogram(
+            "skerry_exec_duration_seconds", "From asking for a command to its result.", LONG
+        )
+        self.code_runs = self._counter("skerry_code_runs", "Pieces of code that were run.", "language")
+        self.operations = self._histogram(
+            "skerry_operation_duration_seconds",
+            "Changes of a sandbox's life and copies of its files.",
+            LONG,
+            "operation",
+        )
+        self.failures = self._counter("skerry_operation_failures", "Those that failed.", "operation")
+        self.bytes = self._counter("skerry_transferred_bytes", "Bytes moved to and from buckets.", "direction")
+        self._ok = self.commands.labels("ok")
+        self._failed = self.commands.labels("failed")
+        self._timed_out = self.commands.labels("timed_out")
+        for operation in OPERATIONS:
+            self.failures.labels(operation)
+        for direction in ("up", "down"):
+            self.bytes.labels(direction)
+
+    def command(self, seconds: float, exit_code: int, timed_out: bool) -> None:
+        """A command has ended."""
+        (self._timed_out if timed_out else self._ok if exit_code == 0 else self._failed).inc()
+        self.exec_duration.observe(seconds)
+
+    def code(self, language: str) -> None:
+        """A piece of code is run."""
+        self.code_runs.labels(language).inc()
+
+    @contextmanager
+    def timed(self, operation: Operation) -> Iterator[None]:
+        """Time a change of life or a copy: how long it took if it succeeds, and that it failed if not."""
+        began = time.perf_counter()
+        try:
+            yield
+        except BaseException:
+            self.failures.labels(operation).inc()
+            raise
+        self.operations.labels(operation).observe(time.perf_counter() - began)
+
+    def text(self, states: Mapping[State, int]) -> bytes:
+        """What Prometheus reads, with the number of sandboxes in each state, which only the store knows."""
+        for state in State:
+            if state is not State.DESTROYED:
+                self.sandboxes.labels(state).set(states.get(state, 0))
+        return generate_latest(_Plain(self.registry))
+
+    def _counter(self, name: str, help: str, *labels: str) -> Counter:
+        return Counter(name, help, labels, registry=self.registry)
+
+    def _histogram(self, name: str, help: str, buckets: tuple[float, ...], *labels: str) -> Histogram:
+        return Histogram(name, help, labels, registry=self.registry, buckets=buckets)
+
+
+class _Plain:
+    """Without the time at which each series began, which the library would add as a series of its own."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._registry = registry
+
+    def collect(self) -> Iterator[Metric]:
+        for metric in self._registry.collect():
+            metric.samples = [sample for sample in metric.samples if not sample.name.endswith("_created")]
+            yield metric
