@@ -42,6 +42,7 @@ class Terminal:
         self.id = id
         self.session = session
         self.shell = shell
+        self._leaving = False
         self.stirred = time.monotonic()
         """When bytes last flowed, in either direction."""
         self._child = child
@@ -144,7 +145,8 @@ class Terminal:
                     await self._child.kill(signal.SIGKILL)
             code = await waiting
             await asyncio.wait([reading], timeout=PATIENCE + GRACE)  # what was written before the end is still shown
-            end = End(code if code >= 0 else 128 - code)
+            if not self._leaving:
+                end = End(code if code >= 0 else 128 - code)
         except SandboxLostError:
             pass
         finally:
@@ -183,12 +185,18 @@ class Terminal:
             viewer.offer(end)
         self._on_end()
 
+    async def hang_up(self, *, leaving: bool = False) -> None:
+        """``leaving``: because the sandbox goes to sleep, which is what viewers are told then."""
+        self._leaving = leaving
+        with contextlib.suppress(SandboxLostError):
+            await self._child.kill(signal.SIGHUP)
+            await self._child.kill(signal.SIGCONT)  # a stopped job hears nothing
+
     async def close(self, *, at_once: bool = False) -> None:
         """Hang up: everything that ran on this terminal ends, after a short time to save its work or at once."""
         with contextlib.suppress(SandboxLostError):
             if not at_once:
-                await self._child.kill(signal.SIGHUP)
-                await self._child.kill(signal.SIGCONT)  # a stopped job hears nothing
+                await self.hang_up()
                 await asyncio.wait([self._task], timeout=GRACE)
             else:
                 await asyncio.sleep(0)  # one that is cancelled before its first step would clean up nothing

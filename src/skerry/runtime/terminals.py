@@ -15,6 +15,7 @@ from skerry.runtime.terminal import Terminal, check_size, start_shell
 LIMIT = 64
 # A terminal on which nothing has moved for so long no longer counts as use of the sandbox.
 QUIET = 60.0
+AGAIN = 0.5
 
 
 class Terminals:
@@ -23,6 +24,7 @@ class Terminals:
         self._terminals: dict[str, Terminal] = {}
         self._of_session: dict[str, Terminal] = {}
         self._opening = asyncio.Lock()
+        self._again: asyncio.Task[None] | None = None
 
     async def of_session(
         self,
@@ -99,5 +101,27 @@ class Terminals:
         last = max((terminal.stirred for terminal in self._terminals.values()), default=-math.inf)
         return max(0.0, time.monotonic() - last - QUIET)
 
+    def active(self) -> int:
+        """How many count as use of the sandbox now."""
+        since = time.monotonic() - QUIET
+        return sum(terminal.stirred > since for terminal in self._terminals.values())
+
+    async def hang_up(self) -> None:
+        """Tell everything on every terminal that nobody is there any more; shells end by that, unlike by SIGTERM."""
+        await self._hang_up()
+        self._again = asyncio.create_task(self._hang_up_again())
+
+    async def _hang_up(self) -> None:
+        await asyncio.gather(*(terminal.hang_up(leaving=True) for terminal in list(self._terminals.values())))
+
+    async def _hang_up_again(self) -> None:
+        """A shell that is just starting may miss it."""
+        while self._terminals:
+            await asyncio.sleep(AGAIN)
+            await self._hang_up()
+
     async def close(self) -> None:
+        if self._again is not None:
+            self._again.cancel()
+            await asyncio.gather(self._again, return_exceptions=True)
         await asyncio.gather(*(terminal.close(at_once=True) for terminal in list(self._terminals.values())))

@@ -11,6 +11,7 @@ from urllib.parse import parse_qsl, urlencode
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from skerry.control.actor import LOCAL_CLIENT, actor
 from skerry.errors import ForbiddenError, SkerryError, UnauthorizedError
 from skerry.server import security
 from skerry.server.errors import error_response
@@ -68,6 +69,7 @@ class Guard:
     def __init__(self, app: ASGIApp, settings: Settings) -> None:
         self.app = app
         self._keys = Keys(settings.api_keys)
+        self._open = OPEN_PATHS | ({"/metrics"} if settings.metrics_open else set())
         self._tickets = Tickets()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -92,8 +94,15 @@ class Guard:
 
     def _refusal(self, headers: Headers, scope: Scope) -> Refusal | None:
         if not self._keys:
+            actor.set(LOCAL_CLIENT)
             return self._foreign(headers, scope)
-        if scope["path"] in OPEN_PATHS or scope["by_ticket"] or self._has_key(headers, scope):
+        number = self._key(headers, scope)
+        if number:
+            # Its place in the list of keys: a name for the record that gives nothing of it away.
+            actor.set(f"API key {number}")
+        elif scope["by_ticket"]:
+            actor.set("terminal page")
+        if number or scope["path"] in self._open or scope["by_ticket"]:
             return None
         if scope["by_ticket"] is False:
             kind = "ticket_wrong"
@@ -120,11 +129,12 @@ class Guard:
         scope["query_string"] = urlencode(rest, errors="surrogateescape").encode()
         return len(given) == 1 and self._tickets.redeem(given[0], page[1].strip().lower())
 
-    def _has_key(self, headers: Headers, scope: Scope) -> bool:
-        if any(self._keys.are_in(name, value) for name, value in headers.raw):
-            return True
-        terminal = scope["type"] == "websocket" and TERMINAL.fullmatch(scope["path"])
-        return bool(terminal) and self._keys.know(_offered_key(scope))
+    def _key(self, headers: Headers, scope: Scope) -> int:
+        """The number of the key that the request came with; 0 if it has none."""
+        number = max((self._keys.number_in(name, value) for name, value in headers.raw), default=0)
+        if not number and scope["type"] == "websocket" and TERMINAL.fullmatch(scope["path"]):
+            number = self._keys.number(_offered_key(scope))
+        return number
 
     def _foreign(self, headers: Headers, scope: Scope) -> Refusal | None:
         # Without a key the only protection is that the port is on loopback, and a browser on this machine breaks it:

@@ -16,12 +16,21 @@ class Keys:
         return bool(self._digests)
 
     def know(self, key: bytes) -> bool:
+        return self.number(key) > 0
+
+    def number(self, key: bytes) -> int:
+        """Which of them it is, from 1; 0 for none."""
         digest = sha256(key.strip()).digest()
-        return sum(hmac.compare_digest(digest, known) for known in self._digests) > 0
+        same = (place * hmac.compare_digest(digest, known) for place, known in enumerate(self._digests, 1))
+        return max(same, default=0)
 
     def are_in(self, name: bytes, value: bytes) -> bool:
         """Whether a header, by its lower-case name, holds one: `Authorization: Bearer KEY` or `X-API-Key: KEY`."""
+        return self.number_in(name, value) > 0
+
+    def number_in(self, name: bytes, value: bytes) -> int:
+        """The same, as the number of the key."""
         if name == b"authorization":
             kind, _, value = value.partition(b" ")
-            return kind.lower() == b"bearer" and self.know(value)
-        return name == b"x-api-key" and self.know(value)
+            return self.number(value) if kind.lower() == b"bearer" else 0
+        return self.number(value) if name == b"x-api-key" else 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -67,12 +68,13 @@ async def _outward(socket: WebSocket, viewer: Viewer) -> None:
             return await socket.send_json({"type": "exit", "code": shown.code})
 
 
-async def _inward(socket: WebSocket, terminal: Terminal, viewer: Viewer) -> None:
+async def _inward(socket: WebSocket, terminal: Terminal, viewer: Viewer, rouse: Callable[[], None]) -> None:
     while True:
         message = await socket.receive()
         if message["type"] == "websocket.disconnect":
             return
         if (data := message.get("bytes")) is not None:
+            rouse()
             await terminal.write(data, viewer)
             continue
         try:
@@ -86,11 +88,11 @@ async def _inward(socket: WebSocket, terminal: Terminal, viewer: Viewer) -> None
             await terminal.close()
 
 
-async def _bridge(socket: WebSocket, terminal: Terminal, viewer: Viewer) -> None:
+async def _bridge(socket: WebSocket, terminal: Terminal, viewer: Viewer, rouse: Callable[[], None]) -> None:
     """Carry bytes both ways until the shell ends, the client leaves, or the server closes."""
     closing: asyncio.Event = socket.app.state.closing
     outward = asyncio.ensure_future(_outward(socket, viewer))
-    inward = asyncio.ensure_future(_inward(socket, terminal, viewer))
+    inward = asyncio.ensure_future(_inward(socket, terminal, viewer, rouse))
     ending = asyncio.ensure_future(closing.wait())
     tasks: list[asyncio.Future[Any]] = [outward, inward, ending]
     try:
@@ -110,15 +112,15 @@ def _described(terminal: Terminal) -> dict[str, Any]:
 
 
 async def _find(registry: Registry, id: str, terminal: str) -> Terminal:
-    """A terminal that is there already: looking for it wakes and makes nothing."""
-    runtime = registry.peek(id)
-    if runtime is None:
+    """A terminal that is there already: looking for it makes nothing, and wakes only a sandbox that is frozen."""
+    if registry.look(id) is None:
         await registry.get(id)
         raise TerminalNotFoundError(
             f"There is no terminal {terminal!r}: sandbox {id!r} is not running.",
             hint="Open one without naming a terminal; that wakes the sandbox.",
         )
-    return runtime.terminals.find(terminal)
+    async with registry.use(id) as runtime:
+        return runtime.terminals.find(terminal)
 
 
 def routes(registry: Registry) -> APIRouter:
@@ -156,7 +158,7 @@ def routes(registry: Registry) -> APIRouter:
                 if socket.scope["by_ticket"]:
                     again = ready["ticket"] = tickets.issue(id, float("inf"))
                 await socket.send_json(ready)
-                await _bridge(socket, opened, viewer)
+                await _bridge(socket, opened, viewer, lambda: registry.rouse(id))
             finally:
                 opened.detach(viewer)
                 if again is not None:
@@ -197,7 +199,7 @@ def routes(registry: Registry) -> APIRouter:
     @router.get("/terminals", response_model=TerminalList)
     async def list_terminals(id: SandboxId) -> Response:
         await registry.get(id)
-        runtime = registry.peek(id)
+        runtime = registry.look(id)
         return answer(TerminalList(terminals=[] if runtime is None else runtime.terminals.list()))
 
     @router.delete("/terminals/{tid}", response_model=Done)

@@ -13,7 +13,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from skerry.control.owner import Presence
+from skerry.control.presence import Presence
 from skerry.server.preview.flows import Flow
 from tests.server.conftest import ServerProcess
 from tests.server.preview.conftest import Site
@@ -173,7 +173,7 @@ async def test_what_flows_keeps_a_sandbox_awake_and_what_is_over_does_not(sleepy
 
 async def test_a_connection_on_which_nothing_moves_lets_the_sandbox_sleep() -> None:
     # A minute is long for a test.
-    quickly = "from skerry.control.registry import Registry; Registry.attend.__wrapped__.__defaults__ = (1.0,)"
+    quickly = "from skerry.control.registry import Registry; Registry.attend.__wrapped__.__defaults__ = (1.0, True)"
     with tempfile.TemporaryDirectory(prefix="skerry-silent-") as place:
         Path(place).chmod(0o711)
         server = ServerProcess(Path(place), first=quickly)
@@ -198,10 +198,10 @@ async def test_every_piece_that_moves_counts_as_use() -> None:
     stirred: list[str] = []
 
     class Witness(Presence):
-        def stir(self) -> None:
+        def stir(self, inward: bool) -> None:
             stirred.append("moved")
 
-    flow = Flow(Witness(lambda: None, 60), lambda: None)
+    flow = Flow(Witness(lambda: None, 60, None), lambda: None)
     await asyncio.sleep(0.01)
     assert flow.silent_for() >= 0.01
     flow.stir()

@@ -149,7 +149,7 @@ class Exchange:
                 return False
             data = message.get("body", b"")
             sent += len(data)
-            self._flow.stir()
+            self._flow.stir(inward=True)
             if data:
                 await self.upstream.write(b"%x\r\n%b\r\n" % (len(data), data) if self._body.chunked else data)
             if not message.get("more_body", False):

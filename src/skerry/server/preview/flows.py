@@ -6,7 +6,8 @@ import asyncio
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from skerry.control.owner import Presence
+from skerry.control.exposures import Exposure
+from skerry.control.presence import Presence
 from skerry.control.registry import Registry
 
 TICK = 0.25
@@ -23,10 +24,10 @@ class Flow:
         self._loop = asyncio.get_running_loop()
         self._last = self._loop.time()
 
-    def stir(self) -> None:
+    def stir(self, inward: bool = False) -> None:
         """Bytes have moved."""
         self._last = self._loop.time()
-        self._presence.stir()
+        self._presence.stir(inward)
 
     def silent_for(self) -> float:
         return self._loop.time() - self._last
@@ -41,9 +42,9 @@ class Flows:
         self._ticking = False
 
     @contextmanager
-    def begin(self, id: str, end: Callable[[], None]) -> Iterator[Flow]:
+    def begin(self, exposure: Exposure, end: Callable[[], None]) -> Iterator[Flow]:
         """A flow to a sandbox, which keeps it awake while bytes move; ``end`` must break it off."""
-        with self._registry.attend(id) as presence:
+        with self._registry.attend(exposure.sandbox_id, wakes=exposure.wake_on_request) as presence:
             flow = Flow(presence, end)
             self._flows.add(flow)
             if not self._ticking:

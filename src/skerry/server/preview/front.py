@@ -7,6 +7,7 @@ import asyncio
 from fastapi import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from skerry.control.actor import PREVIEW, actor
 from skerry.control.registry import Registry
 from skerry.errors import SkerryError
 from skerry.server.preview.access import Access, Admission, Redirect
@@ -39,6 +40,7 @@ class Front:
         claim = None if visit is None else self._previews.addresses.claim(visit)
         if visit is None or claim is None:
             return await self.app(scope, receive, send)
+        actor.set(PREVIEW)
         try:
             admitted = await self._admit(claim, visit)
             if isinstance(admitted, Admission):

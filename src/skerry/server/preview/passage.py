@@ -54,7 +54,7 @@ class Passage:
         *,
         fresh: bool = False,
     ) -> None:
-        with self._flows.begin(admission.exposure.sandbox_id, upstream.close) as flow:
+        with self._flows.begin(admission.exposure, upstream.close) as flow:
             exchange = Exchange(upstream, receive, send, body, flow, visit.wire)
             try:
                 status = await exchange.ask(head, visit.method)

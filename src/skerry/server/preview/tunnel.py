@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from starlette.types import Receive, Scope, Send
 from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 
+from skerry.control.actor import PREVIEW, actor
 from skerry.errors import InvalidRequestError, PreviewFailedError, RequestTimeoutError
 from skerry.server.errors import as_skerry_error
 from skerry.server.preview import headers
@@ -39,6 +40,9 @@ _UPGRADE = [b"connection: Upgrade", b"upgrade: websocket"]
 class Side(asyncio.Protocol):
     """One end. What it says is written to the other, and it is not listened to while the other is behind."""
 
+    inward = False
+    """Whether what it says goes into the sandbox."""
+
     def __init__(self) -> None:
         self.transport: asyncio.Transport
         self.other: Side | None = None
@@ -50,7 +54,7 @@ class Side(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         if self.other is not None and self.flow is not None:
-            self.flow.stir()
+            self.flow.stir(self.inward)
             self.other.transport.write(data)
 
     def pause_writing(self) -> None:
@@ -102,6 +106,8 @@ class Side(asyncio.Protocol):
 
 class Visitor(Side):
     """The end outside: a connection that asked for a WebSocket of a preview."""
+
+    inward = True
 
     def __init__(self, listener: Listener, scope: Scope) -> None:
         super().__init__()
@@ -159,6 +165,7 @@ class Visitor(Side):
         if not isinstance(admitted, Admission) or visit is None:
             self._listener.hand_over()
             return
+        actor.set(PREVIEW)
         if Body(visit).present:
             raise InvalidRequestError("A request for a WebSocket cannot have a body.")
         upstream = await self._previews.pool.connect(admitted.exposure)
@@ -181,7 +188,7 @@ class Visitor(Side):
                 f"The server inside did not answer the WebSocket's handshake for {HANDSHAKE_SECONDS:g} seconds."
             ) from None
         passed = headers.response_headers(upstream.headers, admission)
-        with self._previews.flows.begin(admission.exposure.sandbox_id, self.abort) as self.flow:
+        with self._previews.flows.begin(admission.exposure, self.abort) as self.flow:
             if status == SWITCHING:
                 self._say(status, [*passed, (b"connection", b"Upgrade"), (b"upgrade", b"websocket")], upstream.rest)
                 await self._relay(upstream)
