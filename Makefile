@@ -17,7 +17,7 @@ demo: install ## Boot a sandbox, do real work in it, show the result
 	@$(BIN)/skerry demo
 
 test: install-dev check ## Everything CI runs: style, types, generated code, tests
-	$(BIN)/pytest -q
+	$(BIN)/python scripts/run_tests.py
 
 check: install-dev ## Style, types and freshness of generated code only
 	$(BIN)/ruff format --check src tests scripts examples
@@ -27,8 +27,9 @@ check: install-dev ## Style, types and freshness of generated code only
 	$(abspath $(BIN))/mypy --config-file $(CURDIR)/pyproject.toml --explicit-package-bases .
 	$(BIN)/python scripts/generate_sync.py --check
 
-soak: install-dev ## The long runs: 200 random kills, 1,000 create/destroy cycles, a minute of everything at once
-	SKERRY_SOAK=1 $(BIN)/pytest -q tests/test_faults.py tests/server/preview/test_storm.py
+soak: install-dev ## The long runs: random kills and layers at full count, 1,000 cycles, a minute of everything at once
+	SKERRY_SOAK=1 $(BIN)/pytest -q tests/test_faults.py tests/test_layer_faults.py tests/control/test_layers_model.py \
+		tests/server/preview/test_storm.py
 
 bench: install-dev ## Each hot path with p50 and p95, beside its rivals
 	$(BIN)/python -m tests.bench

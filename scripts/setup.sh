@@ -23,6 +23,21 @@ apt_install() {
     fi
 }
 
+# One program out of a Debian package whose service nobody here wants to have installed and started.
+apt_extract() {
+    [ ! -x "$venv/bin/$1" ] || return 0
+    echo "Taking $1 out of the Debian package $2"
+    place=$(mktemp -d)
+    chmod 755 "$place"
+    (
+        cd "$place"
+        apt-get download -qq -o APT::Sandbox::User=root "$2"
+        dpkg-deb --fsys-tarfile "$2"_*.deb | tar -xO "./usr/bin/$1" >"$1"
+    )
+    install -m 755 "$place/$1" "$venv/bin/$1"
+    rm -rf "$place"
+}
+
 if ! "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))'; then
     echo "Skerry needs Python 3.11 or newer; $python is $("$python" --version 2>&1). Set PYTHON=/path/to/python3." >&2
     exit 1
@@ -46,7 +61,14 @@ if [ ! -e "$stamp" ] || [ pyproject.toml -nt "$stamp" ]; then
     touch "$stamp"
 fi
 
+# As root, sandboxes' files are on btrfs, which makes snapshots instant; without it they are copies.
+if [ "$(id -u)" = 0 ] && [ "$kind" = user ]; then
+    (PATH="$PATH:/usr/sbin:/sbin" && apt_install mkfs.btrfs=btrfs-progs) || true
+fi
 if [ "$kind" = dev ]; then
+    PATH="$PATH:/usr/sbin:/sbin"
     apt_install pgrep=procps ip=iproute2 mmdebstrap=mmdebstrap newuidmap=uidmap tmux=tmux setpriv=util-linux zstd=zstd \
-        ss=iproute2 top=procps script=bsdutils chromium=chromium wrk=wrk vim=vim less=less
+        mkfs.btrfs=btrfs-progs mkfs.ext4=e2fsprogs ss=iproute2 top=procps script=bsdutils chromium=chromium wrk=wrk \
+        vim=vim less=less rclone=rclone
+    apt_extract promtool prometheus
 fi

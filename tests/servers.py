@@ -2,32 +2,37 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import httpx
 
 _PROGRAM = """
+import json
 import sys
 from pathlib import Path
 from skerry.server.serve import run
 from skerry.settings import Settings
-run(Settings(home=Path(sys.argv[1]), port=0), on_ready=lambda url: print(url, flush=True))
+settings = Settings.from_env(home=Path(sys.argv[1]), port=0, **json.loads(sys.argv[2]))
+run(settings, on_ready=lambda url: print(url, flush=True))
 """
 
 
 class Server:
-    def __init__(self, home: Path) -> None:
+    def __init__(self, home: Path, **settings: Any) -> None:
         self.home = home
+        self.settings = settings
         self.process: subprocess.Popen[str]
         self.url = ""
 
     def start(self) -> Server:
-        argv = [sys.executable, "-c", _PROGRAM, str(self.home)]
+        argv = [sys.executable, "-c", _PROGRAM, str(self.home), json.dumps(self.settings)]
         self.process = subprocess.Popen(argv, stdout=subprocess.PIPE, text=True)
         assert self.process.stdout is not None
         self.url = self.process.stdout.readline().strip()

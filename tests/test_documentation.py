@@ -17,17 +17,72 @@ ROOT = Path(__file__).parent.parent
 DOCUMENTS = [ROOT / "README.md", ROOT / "SECURITY.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 
+def outcome(document: str, home: Path, *, first: bool = False) -> tuple[str, str]:
+    """The Python examples of a document (or its first), and what they print when they are run, one after the other."""
+    examples = re.findall(r"```python\n(.*?)```", (ROOT / document).read_text(), re.DOTALL)
+    text = "\n".join(examples[:1] if first else examples)
+    environment = {"PATH": os.environ["PATH"], "SKERRY_HOME": str(home)}
+    line = [sys.executable, "-c", text]
+    done = subprocess.run(line, capture_output=True, text=True, env=environment, timeout=100, check=False)
+    assert done.returncode == 0, done.stderr
+    return text, done.stdout
+
+
 def test_the_readmes_example_runs_as_printed(tmp_path: Path) -> None:
-    text = (ROOT / "README.md").read_text()
-    example = re.search(r"```python\n(.*?)```", text, re.DOTALL)
+    _, said = outcome("README.md", tmp_path / "home", first=True)
+    for piece in ("Python 3", "/tmp\nabc\n", "hello from inside", "stdout 3\n", "['index.html']"):
+        assert piece in said
+
+
+@pytest.mark.parametrize("document", ["sleep", "workspaces"])
+def test_examples_run_and_print_what_they_say(document: str, tmp_path: Path) -> None:
+    text, said = outcome(f"docs/{document}.md", tmp_path / "home")
+    promised = [part for line in re.findall(r"# → (.*)", text) for part in line.split(", then ")]
+    assert promised
+    for piece in promised:
+        assert piece in said
+        said = said[said.index(piece) + len(piece) :]
+
+
+def test_the_example_of_mounts_runs_as_printed(tmp_path: Path) -> None:
+    _, said = outcome("docs/mounts.md", tmp_path / "home", first=True)
+    assert said.startswith("['/projects/demo/']\n")
+    assert len(said.splitlines()) == 3
+
+
+def test_the_example_of_backups_runs_as_printed(tmp_path: Path) -> None:
+    _, said = outcome("docs/backups.md", tmp_path / "home", first=True)
+    assert said == "low tide at noon\n\n2 files\n['nightly']\n"
+
+
+@pytest.mark.parametrize(
+    ("document", "begins", "pieces"),
+    [
+        (
+            "README.md",
+            "Snapshots",
+            ["('added', '/workspace/new.txt')", "('deleted', '/workspace/plan.txt')", "first try"],
+        ),
+        (
+            "docs/snapshots.md",
+            "Snapshots, forks, rollback",
+            ["added /workspace/extra\nchanged /workspace/index.html\n<h1>v2</h1>\n", "<h1>v1</h1>\nindex.html", "True"],
+        ),
+    ],
+)
+def test_the_examples_of_snapshots_run_as_printed(
+    document: str, begins: str, pieces: list[str], tmp_path: Path
+) -> None:
+    section = (ROOT / document).read_text().partition(f"# {begins}\n")[2]
+    example = re.search(r"```python\n(.*?)```", section, re.DOTALL)
     assert example is not None
-    environment = {"PATH": os.environ["PATH"], "SKERRY_HOME": str(tmp_path / "home")}
+    environment = {"PATH": os.environ["PATH"], "SKERRY_HOME": str(tmp_path / "home"), "SKERRY_POOL_SIZE": "1G"}
     done = subprocess.run(
         [sys.executable, "-c", example[1]], capture_output=True, text=True, env=environment, timeout=100, check=False
     )
     assert done.returncode == 0, done.stderr
-    for piece in ("Python 3", "/tmp\nabc\n", "hello from inside", "stdout 3\n", "['index.html']"):
-        assert piece in done.stdout
+    for piece in pieces:
+        assert piece in done.stdout, done.stdout
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)

@@ -18,6 +18,7 @@ from skerry.providers.local import seccomp
 from skerry.providers.local.provider import LocalProvider
 from skerry.runtime.runtime import Runtime
 from skerry.runtime.viewer import End, Screen
+from tests.disks import opened
 from tests.machines import descriptors
 
 Sh = Callable[..., Awaitable[ExecResult]]
@@ -220,9 +221,9 @@ async def test_root_inside_is_nobody_outside(sh: Sh, provider: LocalProvider, ma
     status = Path(f"/proc/{host_pid}/status").read_text()
     uid = next(int(line.split()[1]) for line in status.splitlines() if line.startswith("Uid:"))
     assert uid != 0
-    files = [p for p in provider.home.glob("sandboxes/*/root/upper/workspace/f")]
-    assert files
-    assert all(p.stat().st_uid == provider._idmap.runner_uid for p in files)
+    with opened(provider.home) as disk:
+        owners = {path.stat().st_uid for path in disk.glob("sandboxes/*/root/upper/workspace/f")}
+    assert owners == {provider._idmap.runner_uid}
     assert provider.home.stat().st_mode & 0o077 == 0
 
 

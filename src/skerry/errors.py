@@ -14,7 +14,8 @@ and arrive in the SDK as the class they left as.
      │   ├─ UnknownLanguageError       400  unknown_language
      │   ├─ InvalidPortError           400  invalid_port
      │   ├─ InvalidTokenError          400  invalid_token
-     │   └─ InvalidHostnameError       400  invalid_hostname
+     │   ├─ InvalidHostnameError       400  invalid_hostname
+     │   └─ InvalidKeyError            400  invalid_key
      ├─ UnauthorizedError              401  unauthorized
      ├─ ForbiddenError                 403  forbidden
      ├─ NotFoundError                  404  not_found
@@ -25,19 +26,28 @@ and arrive in the SDK as the class they left as.
      │   ├─ PortNotExposedError        404  port_not_exposed
      │   ├─ PreviewNotFoundError       404  preview_not_found
      │   ├─ ImageNotFoundError         404  image_not_found
-     │   └─ ContextNotFoundError       404  context_not_found
+     │   ├─ ContextNotFoundError       404  context_not_found
+     │   ├─ MountNotFoundError         404  mount_not_found
+     │   ├─ BucketNotFoundError        404  bucket_not_found
+     │   ├─ ObjectNotFoundError        404  object_not_found
+     │   ├─ BackupNotFoundError        404  backup_not_found
+     │   └─ SnapshotNotFoundError      404  snapshot_not_found
      ├─ MethodNotAllowedError          405  method_not_allowed
      ├─ ConflictError                  409  conflict
      │   ├─ SandboxExistsError         409  sandbox_exists
      │   ├─ SandboxBusyError           409  sandbox_busy
      │   ├─ SandboxDestroyedError      409  sandbox_destroyed
+     │   ├─ FilesMissingError          409  files_missing
      │   ├─ SessionExistsError         409  session_exists
      │   ├─ ProcessExistsError         409  process_exists
      │   ├─ ImageExistsError           409  image_exists
      │   ├─ ImageInUseError            409  image_in_use
      │   ├─ EnvLockedError             409  env_locked
      │   ├─ ContextExistsError         409  context_exists
-     │   └─ PortInUseError             409  port_in_use
+     │   ├─ PortInUseError             409  port_in_use
+     │   ├─ MountExistsError           409  mount_exists
+     │   ├─ SnapshotExistsError        409  snapshot_exists
+     │   └─ SnapshotInUseError         409  snapshot_in_use
      ├─ FileError                      4xx  the sandbox's file system said no
      │   ├─ FileNotFoundInSandboxError 404  file_not_found
      │   ├─ FileExistsInSandboxError   409  file_exists
@@ -69,7 +79,22 @@ and arrive in the SDK as the class they left as.
      │   ├─ LanguageUnavailableError   501  language_unavailable
      │   ├─ InterpreterNotReadyError   503  interpreter_not_ready
      │   └─ CircuitOpenError           503  circuit_open
+     ├─ BucketError                    502  bucket_failed
+     │   ├─ BucketDeniedError          403  bucket_denied
+     │   ├─ BucketSettingsError        500  bucket_settings_invalid
+     │   ├─ BucketNotConfiguredError   400  bucket_not_configured
+     │   ├─ BucketUnreachableError     503  bucket_unreachable
+     │   └─ BucketFullError            507  bucket_full
+     ├─ BackupError                    500  backup_failed
+     │   ├─ BackupCancelledError       409  backup_cancelled
+     │   ├─ BackupExpiredError         410  backup_expired
+     │   ├─ BackupDamagedError         422  backup_damaged
+     │   ├─ BackupKeyError             422  backup_key_wrong
+     │   └─ BackupRefusedError         422  backup_refused
+     ├─ SetupFailedError               422  setup_failed
      ├─ SandboxStartError              500  sandbox_start_failed
+     ├─ FreezeFailedError              503  freeze_failed
+     ├─ SnapshotError                  500  snapshot_failed
      ├─ SandboxLostError               410  sandbox_lost
      ├─ PreviewAsleepError             410  preview_asleep
      ├─ PortNotListeningError          502  port_not_listening
@@ -164,6 +189,12 @@ class InvalidHostnameError(InvalidRequestError):
     code = "invalid_hostname"
 
 
+class InvalidKeyError(InvalidRequestError):
+    """A bucket cannot hold an object of this name."""
+
+    code = "invalid_key"
+
+
 class UnauthorizedError(SkerryError):
     code, status = "unauthorized", 401
 
@@ -214,6 +245,26 @@ class ContextNotFoundError(NotFoundError):
     code = "context_not_found"
 
 
+class MountNotFoundError(NotFoundError):
+    code = "mount_not_found"
+
+
+class BucketNotFoundError(NotFoundError):
+    code = "bucket_not_found"
+
+
+class ObjectNotFoundError(NotFoundError):
+    code = "object_not_found"
+
+
+class BackupNotFoundError(NotFoundError):
+    code = "backup_not_found"
+
+
+class SnapshotNotFoundError(NotFoundError):
+    code = "snapshot_not_found"
+
+
 class ConflictError(SkerryError):
     code, status = "conflict", 409
 
@@ -228,6 +279,12 @@ class SandboxBusyError(ConflictError):
 
 class SandboxDestroyedError(ConflictError):
     code = "sandbox_destroyed"
+
+
+class FilesMissingError(ConflictError):
+    """The sandbox's files are not where they were. It refuses work until it is told what to do."""
+
+    code = "files_missing"
 
 
 class SessionExistsError(ConflictError):
@@ -254,8 +311,22 @@ class ContextExistsError(ConflictError):
     code = "context_exists"
 
 
+class MountExistsError(ConflictError):
+    code = "mount_exists"
+
+
 class PortInUseError(ConflictError):
     code = "port_in_use"
+
+
+class SnapshotExistsError(ConflictError):
+    code = "snapshot_exists"
+
+
+class SnapshotInUseError(ConflictError):
+    """Sandboxes were made from it; ``force`` deletes it all the same, because they do not need it."""
+
+    code = "snapshot_in_use"
 
 
 class FileError(SkerryError):
@@ -392,8 +463,82 @@ class CircuitOpenError(InterpreterError):
     code, status = "circuit_open", 503
 
 
+class BucketError(SkerryError):
+    """The bucket did not do what it was asked, for a reason that has no class of its own."""
+
+    code, status = "bucket_failed", 502
+
+
+class BucketDeniedError(BucketError):
+    code, status = "bucket_denied", 403
+
+
+class BucketSettingsError(BucketError):
+    """The file that names the buckets, or the key of the backups, cannot be used as it is written."""
+
+    code, status = "bucket_settings_invalid", 500
+
+
+class BucketNotConfiguredError(BucketError):
+    code, status = "bucket_not_configured", 400
+
+
+class BucketUnreachableError(BucketError):
+    code, status = "bucket_unreachable", 503
+
+
+class BucketFullError(BucketError):
+    code, status = "bucket_full", 507
+
+
+class BackupError(SkerryError):
+    code, status = "backup_failed", 500
+
+
+class BackupCancelledError(BackupError):
+    code, status = "backup_cancelled", 409
+
+
+class BackupExpiredError(BackupError):
+    code, status = "backup_expired", 410
+
+
+class BackupDamagedError(BackupError):
+    """What lies in the bucket is not what was put there."""
+
+    code, status = "backup_damaged", 422
+
+
+class BackupKeyError(BackupError):
+    """The backup is encrypted, and not with the key this server has."""
+
+    code, status = "backup_key_wrong", 422
+
+
+class BackupRefusedError(BackupError):
+    """The archive would write outside of its directory, or more than it says."""
+
+    code, status = "backup_refused", 422
+
+
+class SetupFailedError(SkerryError):
+    """A command of a bootstrap failed; what it said is in ``details``."""
+
+    code, status = "setup_failed", 422
+
+
 class SandboxStartError(SkerryError):
     code, status = "sandbox_start_failed", 500
+
+
+class FreezeFailedError(SkerryError):
+    """Its processes could not all be stopped where they were; they go on."""
+
+    code, status = "freeze_failed", 503
+
+
+class SnapshotError(SkerryError):
+    code, status = "snapshot_failed", 500
 
 
 class SandboxLostError(SkerryError):

@@ -32,7 +32,7 @@ class Result(BaseModel):
 
 
 class State(StrEnum):
-    """created → starting → active → hibernated → active … → destroyed."""
+    """created → starting → active → frozen or hibernated → active … → destroyed."""
 
     CREATED = "created"
     STARTING = "starting"
@@ -41,6 +41,10 @@ class State(StrEnum):
     HIBERNATED = "hibernated"
     FAILED = "failed"
     DESTROYED = "destroyed"
+
+
+Stage = Literal["freeze", "hibernate"]
+"""How deep a sandbox sleeps: with its processes stopped where they are, or ended and its files kept."""
 
 
 class Limits(Request):
@@ -65,12 +69,44 @@ class CreateSandbox(Request):
     sleep_after: str | float | None = Field(
         None, description="Idle time before the sandbox sleeps: seconds, or '30s', '10m', '1h'; 'never' keeps it awake."
     )
+    keep_alive: bool = Field(False, description="Never go to sleep for want of use.")
+    on_idle: Stage = Field("hibernate", description="What idleness does: end its processes, or freeze them.")
+    hibernate_after: str | float | None = Field(
+        None, description="Time after which one that idleness or a request froze hibernates; never unless given."
+    )
     ephemeral: bool = Field(False, description="Forget every file when the sandbox goes to sleep.")
+    snapshot: str | None = Field(
+        None,
+        description="The id or name of a snapshot to start from: its files, image, environment, labels and limits, "
+        "where this request does not say otherwise.",
+    )
 
 
 class UpdateSandbox(Request):
     labels: Labels | None = None
     sleep_after: str | float | None = None
+    keep_alive: bool | None = None
+    on_idle: Stage | None = None
+    hibernate_after: str | float | None = None
+
+
+class StartSandbox(Request):
+    fresh: bool = Field(False, description="Should its files be missing, start over an empty disk.")
+
+
+class SleepSandbox(Request):
+    stage: Stage = "hibernate"
+    grace: str | float | None = Field(
+        None,
+        description="Time that processes have between SIGTERM and SIGKILL: seconds, or '30s'; 0 for none. "
+        "The server's setting unless given.",
+    )
+    ship: bool = Field(False, description="Whether its files go to a bucket, so that another server can wake it.")
+    bucket: str | None = Field(None, description="Which one; the default one unless given.")
+
+
+class WakeSandbox(Request):
+    bucket: str | None = Field(None, description="Where to look for one that another server has shipped.")
 
 
 class SetEnv(Request):
@@ -85,13 +121,25 @@ class SandboxInfo(Result):
     labels: Labels = Field(default_factory=dict)
     limits: dict[str, Any] = Field(default_factory=dict)
     sleep_after: float | None = None
+    keep_alive: bool = False
+    on_idle: Stage = "hibernate"
+    hibernate_after: float | None = None
     ephemeral: bool = False
     created_at: datetime
     started_at: datetime | None = None
     last_active_at: datetime | None = None
     starts: int = Field(0, description="How often the machine was started; processes live within one start.")
     last_stop: str | None = Field(None, description="Why the machine last stopped, in a sentence.")
-    active_operations: int = 0
+    active_operations: int = Field(0, description="Requests and commands in progress.")
+    active_connections: int = Field(0, description="Previews and forwarded connections on which bytes move.")
+    active_terminals: int = Field(0, description="Terminals on which something moved lately.")
+    sleeps_in: float | None = Field(None, description="Seconds until it sleeps if nobody uses it from now on.")
+    sleeps_at: datetime | None = None
+    hibernates_in: float | None = Field(None, description="Seconds until one that is frozen hibernates.")
+    hibernates_at: datetime | None = None
+    made_from: str | None = Field(None, description="The snapshot it was made from.")
+    forked_from: str | None = Field(None, description="The sandbox it was forked from.")
+    base: str | None = Field(None, description="The snapshot its files last were: taken of it, or rolled back to.")
 
 
 class SandboxList(Result):
@@ -100,15 +148,23 @@ class SandboxList(Result):
 
 
 class SandboxEvent(Result):
+    """Something that happened to a sandbox: what, who made it happen, why, and how long it took."""
+
     id: int
     sandbox_id: str
     kind: str
-    message: str
+    message: str = Field(description="What happened and why, in a sentence.")
     at: datetime
+    by: str | None = Field(None, description="Who made it happen: an API key, the idle timer, a preview, the server.")
+    took: float | None = Field(None, description="Milliseconds.")
+    from_state: State | None = None
+    to_state: State | None = None
+    details: dict[str, Any] = Field(default_factory=dict)
 
 
 class EventList(Result):
     events: list[SandboxEvent]
+    next_cursor: int | None = Field(None, description="What to give as `after` for those that follow.")
 
 
 class Done(Result):
@@ -786,6 +842,61 @@ class GitEvent(Result):
     timestamp: datetime = Field(default_factory=now)
 
 
+# -- bootstrap ---------------------------------------------------------------------------------------------------------
+
+
+class Bootstrap(Request):
+    mount_project_data: bool = False
+    local_bucket: bool = False
+    bucket: str | None = None
+    mount_path: str = "/persist"
+    prefix: str | None = Field(None, description="Default: /projects/<id>/.")
+    read_only: bool = False
+    repo_url: str | None = None
+    branch: str | None = None
+    depth: int | None = Field(1, ge=1, description="null clones the whole history.")
+    target_dir: str = "/workspace/repo"
+    username: str | None = None
+    password: str | None = Field(None, description="A password or token; never stored, never in the process list.")
+    timeout: float = Field(600_000, gt=0, description="Milliseconds that the clone may take.")
+    setup: list[str] = Field(default_factory=list, max_length=100, description="Commands, run in the repository.")
+    setup_timeout: float = Field(600_000, gt=0, description="Milliseconds that each of them may take.")
+
+
+class BootstrapStep(Result):
+    type: Literal["mountBucket", "gitCheckout", "exec", "writeFile"]
+    changed: bool = Field(True, description="False: it was done already.")
+    took: float = Field(description="Milliseconds.")
+    mount_path: str | None = None
+    prefix: str | None = None
+    mode: Literal["localBucket", "remoteR2"] | None = None
+    bucket: str | None = None
+    repo_url: str | None = None
+    branch: str | None = None
+    target_dir: str | None = None
+    commit: str | None = None
+    command: str | None = None
+    exit_code: int | None = None
+    stdout: str | None = None
+    stderr: str | None = None
+    path: str | None = None
+
+
+class BootstrapResult(Done):
+    steps: list[BootstrapStep]
+
+
+class BootstrapEvent(Result):
+    type: Literal["progress", "step", "complete", "error"]
+    data: str | None = None
+    step: BootstrapStep | None = None
+    result: BootstrapResult | None = None
+    error: str | None = None
+    code: str | None = None
+    hint: str | None = None
+    details: dict[str, Any] | None = None
+
+
 # -- images ------------------------------------------------------------------------------------------------------------
 
 
@@ -801,6 +912,196 @@ class ImageList(Result):
     images: list[ImageInfo]
 
 
+# -- buckets -----------------------------------------------------------------------------------------------------------
+
+
+class MountBucket(Request):
+    bucket: str | None = Field(None, description="One that is configured; without it, the one of R2_ENDPOINT & co.")
+    mount_path: str = Field("/persist", validation_alias=AliasChoices("mountPath", "path", "mount_path"))
+    prefix: str | None = Field(None, description="What of the bucket is shown. Default: /projects/<id>/.")
+    local_bucket: bool = Field(False, description="The server's own directory, for which no credentials are needed.")
+    read_only: bool = False
+
+
+class UnmountBucket(Request):
+    mount_path: str = Field("/persist", validation_alias=AliasChoices("mountPath", "path", "mount_path"))
+
+
+class MountInfo(Result):
+    mount_path: str
+    prefix: str
+    mode: Literal["localBucket", "remoteR2"]
+    bucket: str
+    read_only: bool = False
+    state: Literal["mounted", "asleep", "failed"]
+    """``asleep`` with its sandbox; ``failed``: everything in it is an error."""
+    error: str | None = Field(None, description="What the bucket last failed with.")
+    mounted_at: datetime
+
+
+class MountResult(Done):
+    mount: MountInfo
+
+
+class MountList(Done):
+    mounts: list[MountInfo]
+
+
+class BucketInfo(Result):
+    name: str
+    kind: Literal["directory", "s3", "gcs"]
+    location: str = Field(description="Where it is; never with credentials.")
+    default: bool = False
+
+
+class BucketList(Result):
+    buckets: list[BucketInfo]
+
+
+# -- backups -----------------------------------------------------------------------------------------------------------
+
+
+class BackupRequest(Request):
+    dir: str = Field("/workspace", description="What to ship; `/` is the whole machine.")
+    name: str | None = Field(None, max_length=255)
+    ttl: str | float | None = Field(None, description="How long it is kept: seconds, or a text like '12h' or '30d'.")
+    gitignore: bool = Field(
+        False,
+        validation_alias=AliasChoices("useGitignore", "gitignore"),
+        serialization_alias="useGitignore",
+        description="Leave out what git would ignore.",
+    )
+    excludes: list[str] = Field(default_factory=list, max_length=1000, description="Patterns, as in .gitignore.")
+    compression: Literal["zstd", "none"] = "zstd"
+    level: int = Field(2, ge=1, le=19, description="How hard zstd tries.")
+    bucket: str | None = Field(None, description="One of `GET /v1/buckets`; the default one unless given.")
+
+
+class BackupInfo(Result):
+    """The handle of a backup: all that is needed to restore it."""
+
+    id: str
+    dir: str
+    bucket: str
+    name: str | None = None
+    sandbox_id: str | None = None
+    created_at: datetime
+    expires_at: datetime | None = None
+    size: int = Field(description="Bytes in the bucket.")
+    bytes: int = Field(description="Bytes of the files, holes not counted.")
+    files: int
+    compression: Literal["zstd", "none"] = "zstd"
+    encrypted: bool = False
+    left_out: dict[str, int] = Field(
+        default_factory=dict,
+        description="How many of each: excluded, sockets, devices, mounts, and those that vanished, changed or shrank "
+        "while they were read.",
+    )
+    examples: dict[str, list[str]] = Field(default_factory=dict, description="Some of them by name.")
+
+
+class BackupHandle(Result):
+    """As much of a handle as a restore needs."""
+
+    id: str = Field(max_length=100)
+    bucket: str | None = None
+
+
+class RestoreRequest(Request):
+    backup: str | BackupHandle = Field(description="A handle, or its id.")
+    dir: str | None = Field(None, description="Where to; where it came from unless given.")
+    bucket: str | None = None
+
+
+class BackupResult(Result):
+    ok: bool = True
+    sandbox_id: str = ""
+    backup: BackupInfo
+
+
+class RestoreResult(Result):
+    ok: bool = True
+    restored: bool = True
+    sandbox_id: str = ""
+    backup: str
+    dir: str
+    files: int
+    bytes: int
+    left_out: dict[str, int] = Field(
+        default_factory=dict, description="How many owners or extended attributes this machine could not set."
+    )
+
+
+class BackupList(Result):
+    backups: list[BackupInfo]
+    unreachable: list[str] = Field(default_factory=list, description="Buckets that did not answer.")
+
+
+class BackupEvent(Result):
+    type: Literal["start", "progress", "complete", "error"]
+    id: str | None = None
+    phase: Literal["packing", "unpacking"] | None = None
+    bytes: int | None = None
+    files: int | None = None
+    total: int | None = Field(None, description="Bytes there will be, where that is known.")
+    backup: BackupInfo | None = None
+    restored: RestoreResult | None = None
+    error: str | None = None
+    code: str | None = Field(None, description="The code of the error, as errors have it elsewhere.")
+    hint: str | None = None
+    details: dict[str, Any] | None = None
+    timestamp: datetime = Field(default_factory=now)
+
+
+# -- workspaces in buckets ---------------------------------------------------------------------------------------------
+
+
+class SyncRequest(Request):
+    direction: Literal["push", "pull"] = Field("push", description="`push` into the bucket, `pull` out of it.")
+    dir: str = "/workspace"
+    excludes: list[str] = Field(default_factory=list, max_length=1000, description="Patterns, as in .gitignore.")
+    everything: bool = Field(
+        False, description="Also what is left out otherwise: node_modules, .git, build and others."
+    )
+    bucket: str | None = Field(None, description="One of `GET /v1/buckets`; the default one unless given.")
+    dry_run: bool = Field(False, description="Only say what would be pushed.")
+
+
+class SyncResult(Result):
+    ok: bool = Field(description="Whether there were no errors.")
+    sandbox_id: str
+    direction: Literal["push", "pull"]
+    bucket: str
+    synced_files: int = Field(description="Files that were moved.")
+    skipped_files: int = Field(description="Files that were the same on both sides.")
+    deleted_files: int = 0
+    excluded_files: int = 0
+    total_size: int = Field(description="Bytes of the stored workspace.")
+    transferred: int = Field(description="Bytes that were moved.")
+    errors: list[str] = Field(default_factory=list, description="Files that could not be moved, and why.")
+    workspace_synced_at: datetime
+    duration: float = Field(description="Milliseconds.")
+
+
+class StoredWorkspace(Result):
+    sandbox_id: str
+    owner: str
+    bucket: str
+    files: int
+    size: int
+    workspace_synced_at: datetime
+
+
+class StoredWorkspaces(Result):
+    workspaces: list[StoredWorkspace]
+    owners: dict[str, int] = Field(description="Bytes that each owner has stored.")
+
+
+class Deleted(Result):
+    ok: bool = True
+    files: int = Field(description="How many there were.")
+
+
 class Health(Result):
     ok: bool = True
     service: str = "skerry"
@@ -808,3 +1109,61 @@ class Health(Result):
     provider: str
     isolation: dict[str, Any] = Field(default_factory=dict)
     bindings: dict[str, bool] = Field(default_factory=dict)
+    snapshots: str = Field("none", description="`instant`, `copy` where they take as long as one, or `none`.")
+
+
+# -- snapshots ---------------------------------------------------------------------------------------------------------
+
+
+class CreateSnapshot(Request):
+    name: str | None = Field(None, description="A name to find it by, which no other snapshot has.")
+    labels: Labels = Field(default_factory=dict)
+
+
+class SnapshotInfo(Result):
+    id: str
+    name: str | None = None
+    sandbox_id: str = Field(description="The sandbox it was taken of, which may be gone.")
+    image: str
+    parent: str | None = Field(None, description="The snapshot that sandbox was at before.")
+    labels: Labels = Field(default_factory=dict)
+    created_at: datetime
+    sandboxes: list[str] = Field(default_factory=list, description="The sandboxes that were made from it.")
+
+
+class SnapshotList(Result):
+    snapshots: list[SnapshotInfo]
+
+
+class ForkSandbox(Request):
+    count: int = Field(1, ge=1, le=100, description="How many; with `ids`, as many as those.")
+    ids: list[str] | None = Field(None, min_length=1, max_length=100, description="The ids of the new sandboxes.")
+
+
+class ForkResult(Result):
+    ok: bool = True
+    sandbox_id: str
+    sandboxes: list[SandboxInfo]
+
+
+class RollbackSandbox(Request):
+    snapshot: str = Field(description="The id or name of the snapshot.")
+
+
+class ChangeKind(StrEnum):
+    ADDED = "added"
+    CHANGED = "changed"
+    DELETED = "deleted"
+
+
+class LayerChange(Result):
+    path: str
+    change: ChangeKind
+    type: FileType = Field(description="What it is now; of a deleted one, what it was.")
+    size: int = 0
+    raw_path: str | None = Field(None, description="The path's bytes in base64, when they are not UTF-8.")
+
+
+class Diff(Result):
+    changes: list[LayerChange]
+    truncated: bool = Field(False, description="There are more changes than a list holds; the tar has all of them.")

@@ -51,7 +51,11 @@ class Frames(Protocol):
     async def recv(self) -> bytes | str | None: ...
 
 
-def quiet() -> None:
+Stir = Callable[[bool], None]
+"""Told of every piece of data, and whether it came in by the WebSocket."""
+
+
+def quiet(inward: bool) -> None:
     """What is called with every piece of data where nobody wants to know."""
 
 
@@ -68,7 +72,7 @@ async def ready(frames: Frames) -> None:
         raise _said(frame)
 
 
-async def relay(frames: Frames, reader: StreamReader, writer: StreamWriter, stir: Callable[[], None] = quiet) -> bool:
+async def relay(frames: Frames, reader: StreamReader, writer: StreamWriter, stir: Stir = quiet) -> bool:
     """Carry one connection until both sides have ended, or one of them broke off; whether it ended well.
 
     Raises what the other side says went wrong. The connection is closed in any case, the WebSocket is not.
@@ -77,7 +81,7 @@ async def relay(frames: Frames, reader: StreamReader, writer: StreamWriter, stir
 
     async def outward() -> None:
         while data := await reader.read(PIECE):
-            stir()
+            stir(False)
             await frames.send(data)
         sent.set()
         await frames.send(_ENDED)
@@ -86,7 +90,7 @@ async def relay(frames: Frames, reader: StreamReader, writer: StreamWriter, stir
     async def inward() -> None:
         # Read on after the end, too: that is how one learns that the other side is gone.
         while (frame := await frames.recv()) is not None:
-            stir()
+            stir(True)
             if isinstance(frame, str):
                 if _message(frame).get("type") != "end":
                     raise _said(frame)
@@ -192,7 +196,7 @@ class Channels:
         frames: Frames,
         connect: Connect | None = None,
         *,
-        stir: Callable[[], None] = quiet,
+        stir: Stir = quiet,
         told: Callable[[str], None] | None = None,
     ) -> None:
         self._frames = frames
@@ -284,13 +288,13 @@ class Channels:
     # -- frames --------------------------------------------------------------------------------------------------------
 
     async def _send(self, kind: int, number: int, payload: bytes = b"") -> None:
-        self._stir()
+        self._stir(False)
         await self._frames.send(_HEAD.pack(kind, number) + payload)
 
     async def _take(self, frame: bytes) -> None:
         if len(frame) < _HEAD.size:
             return
-        self._stir()
+        self._stir(True)
         kind, number = _HEAD.unpack_from(frame)
         payload = frame[_HEAD.size :]
         channel = self._channels.get(number)

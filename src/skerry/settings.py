@@ -14,6 +14,9 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 HOSTNAME = re.compile(r"(?=[^:]{1,253}(?::|$))(?!.*\.\.)[a-z0-9](?:[a-z0-9.-]*[a-z0-9])?(?::[1-9][0-9]{0,4})?")
 """A host that previews may live under, in lower case, with a port where it is not the usual one."""
 
+_SIZE = re.compile(r"\s*([0-9]{1,18})\s*([KMGT]?)(?:i?B)?\s*", re.IGNORECASE)
+_SHIFTS = {"": 0, "K": 10, "M": 20, "G": 30, "T": 40}
+
 
 def default_home() -> Path:
     if os.geteuid() == 0:
@@ -40,7 +43,12 @@ class Settings(BaseModel):
     database_url: str | None = Field(None, repr=False)
     api_keys: tuple[str, ...] = Field((), repr=False)
     warm_pool: int = Field(0, ge=0, le=1000)
+    pool_size: int | None = Field(None, ge=0)
     sleep_after: float = Field(600.0, gt=0)
+    stop_grace: float = Field(5.0, ge=0, le=3600)
+    event_limit: int = Field(1000, ge=1)
+    event_days: float = Field(30.0, ge=0)
+    metrics_open: bool = False
     python_pool_min_size: int = Field(1, ge=0, le=64)
     python_pool_max_size: int = Field(64, ge=1, le=1024)
     javascript_pool_min_size: int = Field(1, ge=0, le=64)
@@ -53,8 +61,22 @@ class Settings(BaseModel):
     preview_domain: str | None = None
     preview_scheme: Literal["http", "https"] | None = None
     public_url: str | None = None
+    buckets: Path | None = None
+    backup_key: str | None = Field(None, repr=False)
+    backup_key_file: Path | None = None
+    backup_sweep: float = Field(600.0, gt=0)
+    sync_on_hibernate: bool = False
+    ship_to: str | None = None
+    mount_spool: int = Field(4 * 2**30, ge=2**20)
+    mount_timeout: float = Field(15.0, gt=0, le=600)
     max_json_bytes: int = 64 * 2**20
     receive_timeout: float = 60.0
+
+    @field_validator("pool_size", mode="before")
+    @classmethod
+    def _bytes(cls, value: object) -> object:
+        match = _SIZE.fullmatch(value) if isinstance(value, str) else None
+        return int(match[1]) << _SHIFTS[match[2].upper()] if match else value
 
     @field_validator("preview_domain")
     @classmethod

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from skerry.errors import SkerryError
-from tests.bench import code, paths, previews
+from tests.bench import code, layers, mounts, paths, previews, sleep, storage
 from tests.bench.engine import Engine, engine
 from tests.bench.paths import RIVALLED_BY_DOCKER, WrongAnswerError
 from tests.bench.report import Report, Row
@@ -24,8 +24,16 @@ from tests.bench.samples import reason
 from tests.bench.stand import FULL, QUICK, Stand
 
 CORES = 2
-PATHS = {**paths.PATHS, **code.PATHS, **previews.PATHS}
-GROUPS = {"code": list(code.PATHS), "previews": list(previews.PATHS)}
+TOPICS = {
+    "code": code.PATHS,
+    "previews": previews.PATHS,
+    "layers": layers.PATHS,
+    "sleep": sleep.PATHS,
+    "mounts": mounts.PATHS,
+    "storage": storage.PATHS,
+}
+PATHS = {**paths.PATHS, **{name: path for topic in TOPICS.values() for name, path in topic.items()}}
+GROUPS = {name: list(topic) for name, topic in TOPICS.items()}
 ELSEWHERE = (
     "Cloudflare's own container server, measured elsewhere on such a machine: "
     "exec 8.2 ms (p95 52 ms), streamed exec 112 ms."
@@ -57,7 +65,7 @@ def measure(names: list[str], *, quick: bool) -> Report:
     with ExitStack() as stack:
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="skerry-bench-")))
         rival: Engine | str = "not asked for"
-        if RIVALLED_BY_DOCKER.intersection(names):
+        if (RIVALLED_BY_DOCKER | layers.RIVALLED_BY_DOCKER).intersection(names):
             say("starting a Docker engine")
             rival = stack.enter_context(engine(scratch))
         stand = stack.enter_context(Stand(scratch, rival, QUICK if quick else FULL))

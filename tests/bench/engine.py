@@ -128,6 +128,18 @@ class Engine:
     def execute(self, container: str, *command: str) -> str:
         return self._call("exec", container, *command)
 
+    def awake(self, container: str, asleep: str, awake: str) -> float:
+        """Milliseconds from `docker unpause` or `docker start` to the output of a command, after the opposite."""
+        self._call(asleep, *(["--time=0"] if asleep == "stop" else []), container)
+        start = time.perf_counter()
+        self._call(awake, container)
+        self.execute(container, "true")
+        return (time.perf_counter() - start) * 1000
+
+    def commit(self, container: str) -> None:
+        """`docker commit`, as running containers are: paused meanwhile, which is its own way to get one moment."""
+        self._call("commit", container)
+
     def processes(self, container: str) -> list[int]:
         """The container's process and the shim that watches over it."""
         pid = int(self._call("inspect", "--format", "{{.State.Pid}}", container))

@@ -284,4 +284,4 @@ PATHS: dict[str, Callable[[Stand], list[Row]]] = {
     "transfer": transfer,
     "crowd": crowd,
 }
-RIVALLED_BY_DOCKER = frozenset({"create", "exec", "output", "crowd"})
+RIVALLED_BY_DOCKER = frozenset({"create", "exec", "output", "crowd", "wake-freeze", "wake-hibernate"})

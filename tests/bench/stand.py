@@ -35,6 +35,9 @@ class Counts:
     kernels: int = 7
     figures: int = 30
     loads: int = 3
+    layers: int = 40
+    commits: int = 2
+    backup: int = 10**9
 
 
 FULL = Counts()
@@ -53,6 +56,9 @@ QUICK = Counts(
     kernels=3,
     figures=10,
     loads=1,
+    layers=15,
+    commits=1,
+    backup=2 * 10**8,
 )
 
 

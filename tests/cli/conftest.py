@@ -1,9 +1,10 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -11,11 +12,12 @@ import pytest
 Skerry = Callable[..., "subprocess.CompletedProcess[bytes]"]
 
 
-@pytest.fixture(scope="session")
-def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+@pytest.fixture(scope="module")
+def environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
     home = tmp_path_factory.mktemp("cli-home")
     mine = {name: value for name, value in os.environ.items() if not name.startswith("SKERRY_")}
-    return mine | {"SKERRY_HOME": str(home)}
+    yield mine | {"SKERRY_HOME": str(home), "SKERRY_POOL_SIZE": "256M"}
+    shutil.rmtree(home, ignore_errors=True)
 
 
 @pytest.fixture(scope="session")
@@ -23,7 +25,7 @@ def program() -> list[str]:
     return [sys.executable, "-m", "skerry.cli.main"]
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def skerry(environment: dict[str, str], program: list[str]) -> Skerry:
     def skerry(*arguments: str | Path, stdin: bytes | None = None) -> subprocess.CompletedProcess[bytes]:
         return subprocess.run(

@@ -133,11 +133,14 @@ def forward(program: list[str], environment: dict[str, str], server: Served) -> 
 def exchange(port: int, data: bytes) -> bytes:
     """Send all of it, end, and read all of the answer, at the same time."""
     with socket.create_connection(("127.0.0.1", port), timeout=60) as connection:
+        broken: list[OSError] = []
 
         def send() -> None:
-            with contextlib.suppress(OSError):  # broken off; the reader below is told, too
+            try:
                 connection.sendall(data)
                 connection.shutdown(socket.SHUT_WR)
+            except OSError as error:
+                broken.append(error)
 
         sender = threading.Thread(target=send)
         sender.start()
@@ -145,6 +148,8 @@ def exchange(port: int, data: bytes) -> bytes:
         while piece := connection.recv(1 << 18):
             answer += piece
         sender.join()
+        if any(isinstance(error, ConnectionResetError) for error in broken):
+            raise broken[0]  # who sends and who reads are not both told of a reset
     return answer
 
 

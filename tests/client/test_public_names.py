@@ -40,7 +40,7 @@ def test_importing_loads_no_more_than_is_needed(statement: str, absent: list[str
 def test_a_sandbox_has_the_operations_of_a_session_and_more() -> None:
     session = {name for name in dir(skerry.Session) if not name.startswith("_")} - {"details", "delete"}
     sandbox = {name for name in dir(skerry.Sandbox) if not name.startswith("_")}
-    assert sandbox - session == {"create", "create_session", "close", "list"}
+    assert sandbox - session == {"create", "create_session", "from_snapshot", "close", "list"}
     assert session <= sandbox
 
 

@@ -308,13 +308,13 @@ async def test_a_connection_counts_while_it_moves_and_not_when_it_is_quiet(regis
     async with registry.use("demo"):
         pass
     with registry.attend("demo", quiet=0.2) as presence:
-        assert (await registry.get("demo")).active_operations == 1
-        while (await registry.get("demo")).active_operations:
+        assert (await registry.get("demo")).active_connections == 1
+        while (await registry.get("demo")).active_connections:
             await asyncio.sleep(0.01)
         presence.stir()
         presence.stir()
-        assert (await registry.get("demo")).active_operations == 1
-    assert (await registry.get("demo")).active_operations == 0
+        assert (await registry.get("demo")).active_connections == 1
+    assert (await registry.get("demo")).active_connections == 0
 
 
 async def test_looking_and_touching_neither_make_nor_wake(registry: Registry) -> None:
@@ -328,5 +328,5 @@ async def test_looking_and_touching_neither_make_nor_wake(registry: Registry) ->
     assert registry.peek("demo") is None
     with registry.attend("demo") as presence:
         presence.stir()
-        assert (await registry.get("demo")).active_operations == 0
+        assert (await registry.get("demo")).active_connections == 0
         assert (await registry.get("demo")).state is State.HIBERNATED

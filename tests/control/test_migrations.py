@@ -116,6 +116,41 @@ async def test_a_migration_that_fails_leaves_nothing_of_itself(database: str) ->
     assert await on(database, schema_version) == len(MIGRATIONS)
 
 
+async def test_events_of_before_are_kept_and_their_numbers_never_used_again(database: str) -> None:
+    def fill(connection: Connection) -> None:
+        connection.execute(
+            text(
+                "INSERT INTO sandboxes (id, node, state, image, env, labels, limits, ephemeral, created_at, starts)"
+                " VALUES ('demo', 'here', 'hibernated', 'host', '{}', '{}', '{}', FALSE, '2026-01-01', 1)"
+            )
+        )
+        for kind in ("created", "started", "stopped"):
+            connection.execute(
+                text("INSERT INTO events (sandbox_id, kind, message, at) VALUES ('demo', :kind, 'old', '2026-01-01')"),
+                {"kind": kind},
+            )
+        connection.execute(text("DELETE FROM events WHERE kind = 'stopped'"))
+
+    await on(database, lambda connection: migrate(connection, MIGRATIONS[:3]))
+    await on(database, fill)
+    store = Store(database)
+    await store.open()
+    try:
+        old = await store.events("demo")
+        assert [(event.kind, event.by, event.details) for event in old] == [
+            ("created", None, {}),
+            ("started", None, {}),
+        ]
+        row = await store.get_sandbox("demo")
+        assert row is not None
+        assert (row.keep_alive, row.on_idle, row.hibernate_after) == (False, "hibernate", None)
+        assert (await store.add_event("demo", "frozen", "")).id == old[-1].id + 2
+        await store.delete_sandbox("demo")
+        assert [event.kind for event in await store.events("demo")] == ["created", "started", "frozen"]
+    finally:
+        await store.close()
+
+
 async def test_stores_that_open_a_new_database_at_once_all_succeed(database: str) -> None:
     stores = [Store(database) for _ in range(8)]
     await asyncio.gather(*(store.open() for store in stores))

@@ -11,13 +11,13 @@ from skerry.control.open import open_registry
 from skerry.control.registry import Registry
 from skerry.errors import (
     EnvLockedError,
+    FilesMissingError,
     ImageNotFoundError,
     InvalidSandboxIdError,
     SandboxBusyError,
     SandboxExistsError,
     SandboxLostError,
     SandboxNotFoundError,
-    SandboxStartError,
     StoreError,
 )
 from skerry.models import (
@@ -28,10 +28,12 @@ from skerry.models import (
     RunCode,
     SetEnv,
     StartProcess,
+    StartSandbox,
     State,
     UpdateSandbox,
 )
 from skerry.settings import Settings
+from tests.disks import names
 from tests.machines import descriptors
 
 
@@ -101,10 +103,10 @@ async def test_stopping_keeps_files_ends_processes_and_the_next_use_wakes_it(reg
     async with registry.use("nap") as runtime:
         past = await runtime.processes.get("server")
     assert past.status == "killed"
-    assert "it was stopped" in str(past.error)
+    assert past.error == "It was ended by SIGTERM, when the sandbox was put to sleep."
     assert (await registry.get("nap")).starts == 2
     kinds = [event.kind for event in await registry.events("nap")]
-    assert kinds == ["created", "started", "stopped", "started"]
+    assert kinds == ["created", "started", "hibernated", "woken"]
 
 
 async def test_an_ephemeral_one_forgets_everything_when_it_stops(registry: Registry) -> None:
@@ -132,7 +134,7 @@ async def test_destroying_is_final_and_the_id_can_be_used_anew(registry: Registr
         await registry.get("gone")
     with pytest.raises(SandboxNotFoundError):
         await registry.destroy("gone")
-    assert not (tmp_path / "home" / "sandboxes" / "gone").exists()
+    assert "gone" not in names(tmp_path / "home", "sandboxes")
     assert (await run(registry, "gone", "cat f")).exit_code == 1
 
 
@@ -179,10 +181,36 @@ async def test_a_wake_without_its_files_is_an_error_and_never_an_empty_workspace
     await run(registry, "lost", "echo x >f")
     await registry.stop("lost")
     await registry.provider.forget("lost")
-    with pytest.raises(SandboxStartError, match="files of sandbox 'lost' are missing"):
-        await run(registry, "lost", "true")
+    for _ in range(2):  # and stays one
+        with pytest.raises(FilesMissingError, match="files of sandbox 'lost' are missing") as error:
+            await run(registry, "lost", "true")
+    for way in ("backup", "fresh", "destroy"):
+        assert way in str(error.value.hint)
+    info = await registry.get("lost")
+    assert (info.state, info.last_stop) == (State.FAILED, error.value.message)
+    assert [event.kind for event in await registry.events("lost")].count("failed") == 1
     await registry.destroy("lost")
     assert (await run(registry, "lost", "echo new")).stdout == "new\n"
+
+
+async def test_a_sandbox_whose_files_are_missing_starts_over_an_empty_disk_if_told_so(registry: Registry) -> None:
+    await run(registry, "lost", "echo x >f")
+    await registry.stop("lost")
+    await registry.provider.forget("lost")
+    with pytest.raises(FilesMissingError):
+        await registry.start("lost", StartSandbox())
+    assert (await registry.start("lost", StartSandbox(fresh=True))).state is State.ACTIVE
+    assert (await run(registry, "lost", "ls")).stdout == ""
+    last = (await registry.events("lost"))[-1]
+    assert (last.kind, last.from_state) == ("woken", State.FAILED)
+    assert "empty disk" in last.message
+
+
+async def test_files_that_are_there_are_kept_also_when_a_fresh_start_would_do(registry: Registry) -> None:
+    await run(registry, "there", "echo x >f")
+    await registry.stop("there")
+    await registry.start("there", StartSandbox(fresh=True))
+    assert (await run(registry, "there", "cat f")).stdout == "x\n"
 
 
 async def test_a_caller_who_gives_up_during_the_start_leaves_a_whole_machine(registry: Registry) -> None:
@@ -278,7 +306,7 @@ async def test_a_warm_machine_becomes_the_sandbox_that_is_asked_for(tmp_path: Pa
                 await asyncio.sleep(0.05)
     finally:
         await registry.close()
-    assert sorted(p.name for p in (tmp_path / "home" / "sandboxes").iterdir()) == ["warm", "warm-env"]
+    assert names(tmp_path / "home", "sandboxes") == ["warm", "warm-env"]
 
 
 async def test_contexts_outlive_a_stop_and_say_that_their_state_is_gone(registry: Registry) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from skerry.control.store import SandboxRow, Store
 from skerry.errors import InvalidRequestError, SandboxExistsError, SandboxNotFoundError
-from skerry.models import ProcessInfo, ProcessStatus, State
+from skerry.models import ProcessInfo, ProcessStatus, State, now
 
 NOON = datetime(2026, 3, 1, 12, 0, 0, 123456, tzinfo=UTC)
 
@@ -233,9 +233,34 @@ async def test_an_event_number_is_never_used_again(store: Store) -> None:
     assert (await store.add_event("demo", "started", "")).id > first.id
 
 
-async def test_an_event_of_no_sandbox_is_not_found(store: Store) -> None:
-    with pytest.raises(SandboxNotFoundError):
-        await store.add_event("nobody", "started", "")
+async def test_an_event_says_who_why_and_how_long(store: Store) -> None:
+    more = {"by": "idle timer", "took": 1.5, "from_state": State.ACTIVE, "to_state": State.FROZEN}
+    made = await store.add_event("demo", "frozen", "Nobody used it.", details={"processes": 3}, **more)
+    assert await store.events("demo") == [made]
+    assert (made.by, made.took, made.details) == ("idle timer", 1.5, {"processes": 3})
+    assert (made.from_state, made.to_state) == (State.ACTIVE, State.FROZEN)
+
+
+async def test_only_the_latest_events_are_kept(store: Store) -> None:
+    for name in ("demo", "other"):
+        for n in range(6):
+            await store.add_event(name, "started", str(n))
+    await store.trim_events("demo", 4)
+    assert [event.message for event in await store.events("demo")] == ["2", "3", "4", "5"]
+    await store.expire_events(now() - timedelta(days=1), 2)
+    for name in ("demo", "other"):
+        assert [event.message for event in await store.events(name)] == ["4", "5"]
+
+
+async def test_events_of_sandboxes_that_are_gone_expire_and_those_of_others_do_not(store: Store) -> None:
+    await store.insert_sandbox(sandbox())
+    old = now() - timedelta(days=3)
+    for name in ("demo", "gone"):
+        await store.add_event(name, "started", "", at=old)
+        await store.add_event(name, "hibernated", "")
+    await store.expire_events(now() - timedelta(days=2), 100)
+    assert [event.kind for event in await store.events("demo")] == ["started", "hibernated"]
+    assert [event.kind for event in await store.events("gone")] == ["hibernated"]
 
 
 # -- processes ---------------------------------------------------------------------------------------------------------
@@ -330,7 +355,7 @@ async def test_what_a_sandbox_said_is_recorded_even_if_it_is_no_text(store: Stor
     assert row.last_stop == "bad \ufffd"
 
 
-async def test_deleting_a_sandbox_deletes_its_events_and_processes(store: Store) -> None:
+async def test_deleting_a_sandbox_deletes_its_processes_and_keeps_its_events(store: Store) -> None:
     for name in ("demo", "other"):
         await store.insert_sandbox(sandbox(name))
         await store.add_event(name, "started", "")
@@ -339,6 +364,6 @@ async def test_deleting_a_sandbox_deletes_its_events_and_processes(store: Store)
     assert await store.delete_sandbox("demo") is False
     assert await store.get_sandbox("demo") is None
     await store.insert_sandbox(sandbox())
-    assert await store.events("demo", 0, 10) == []
     assert await store.processes("demo") == []
-    assert len(await store.events("other", 0, 10)) == len(await store.processes("other")) == 1
+    assert len(await store.processes("other")) == 1
+    assert len(await store.events("demo", 0, 10)) == len(await store.events("other", 0, 10)) == 1

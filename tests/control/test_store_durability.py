@@ -250,6 +250,7 @@ async def test_a_wrong_password_is_refused_without_showing_it(postgres: Postgres
 
 async def test_an_error_does_not_show_what_a_sandbox_keeps_secret(store: Store) -> None:
     async with store._writer.connect() as connection:
+        await connection.exec_driver_sql("DROP TABLE mounts")
         await connection.exec_driver_sql("DROP TABLE exposures")
         await connection.exec_driver_sql("DROP TABLE contexts")
         await connection.exec_driver_sql("DROP TABLE processes")

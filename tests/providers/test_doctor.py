@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from skerry.providers.local import doctor
+from skerry.providers.local import doctor, pool
 from skerry.providers.local.doctor import Finding, examine
 from skerry.settings import Settings
+from tests.disks import file_system
 from tests.providers.users import SOURCE, USER, needs_newuidmap, needs_root, place_of, run_as_user
 
 EXAMINE = """
@@ -43,7 +44,17 @@ def in_namespace(options: list[str], setup: str, home: Path) -> dict[str, Findin
 def test_this_machine_is_examined_and_nothing_is_left(tmp_path: Path) -> None:
     home = tmp_path / "not" / "yet"
     found = by_name(examine(Settings(home=home)))
-    assert {"Linux", "bubblewrap", "user namespaces", "overlay", "seccomp", "cgroups", "git", "SQLite"} <= set(found)
+    assert {
+        "Linux",
+        "bubblewrap",
+        "user namespaces",
+        "overlay",
+        "seccomp",
+        "cgroups",
+        "freezing",
+        "git",
+        "SQLite",
+    } <= set(found)
     assert [f for f in found.values() if f.fatal and not f.ok] == []
     assert os.listdir(tmp_path) == []
 
@@ -124,7 +135,7 @@ def test_an_ordinary_user_is_told_how_to_get_more_ids() -> None:
 def test_a_user_whose_ids_cannot_be_mapped_is_told_so() -> None:
     code = f"""
 import os, sys
-from skerry.providers.local import doctor
+from skerry.providers.local import doctor, pool
 from skerry.providers.local.idmap import IdMap
 wrong = IdMap("subids", os.getuid(), os.getgid(), ((0, {USER}, 1), (1, 9, 9)), ((0, {USER}, 1), (1, 9, 9)))
 finding = doctor._user_ids(wrong)
@@ -138,7 +149,7 @@ def test_a_missing_libseccomp_is_reported_with_the_package_that_has_it(tmp_path:
     code = """
 import sys
 sys.modules["pyseccomp"] = None
-from skerry.providers.local import doctor
+from skerry.providers.local import doctor, pool
 finding = doctor._seccomp()
 print(finding.ok, finding.fatal, finding.remedy)
 """
@@ -168,3 +179,33 @@ def test_a_missing_program_is_reported_with_what_installs_it() -> None:
     missing = doctor._program("no-such-program", "apt-get install it")
     assert not missing.ok
     assert missing.remedy == "apt-get install it"
+
+
+@needs_root
+def test_it_says_whether_snapshots_are_instant_and_how_they_become_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = by_name(examine(Settings(home=tmp_path)))["snapshots"]
+    assert (found.ok, found.fatal) == (True, False)
+    assert "milliseconds" in found.detail
+    with file_system("btrfs", 120) as place:
+        assert "on btrfs" in by_name(examine(Settings(home=place / "home")))["snapshots"].detail
+    monkeypatch.setattr(pool, "_path", lambda: str(tmp_path))
+    missing = by_name(examine(Settings(home=tmp_path)))["snapshots"]
+    assert (missing.ok, missing.fatal, missing.remedy) == (False, False, "apt-get install btrfs-progs")
+
+
+@needs_root
+def test_an_ordinary_user_is_told_that_snapshots_are_copies() -> None:
+    with place_of(USER) as place:
+        found = read(run_as_user(EXAMINE, place / "home"))["snapshots"]
+    assert (found.ok, found.fatal) == (False, False)
+    assert "copies" in found.detail
+
+
+@needs_root
+def test_a_machine_without_fuse_runs_sandboxes_but_mounts_no_buckets(tmp_path: Path) -> None:
+    found = in_namespace(["--mount"], "mount --bind /proc/version /dev/fuse", tmp_path / "home")
+    assert not found["FUSE"].ok
+    assert not found["FUSE"].fatal
+    assert "modprobe fuse" in str(found["FUSE"].remedy)

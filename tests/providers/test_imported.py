@@ -131,6 +131,7 @@ async def test_code_runs_in_an_image_that_has_no_interpreter(imported: Registry,
     )
 
 
+@pytest.mark.timeout(400)
 async def test_an_image_with_its_own_ipython_runs_code_in_that(imported: Registry, tmp_path: Path) -> None:
     own = bootstrapped(tmp_path / "own.tar", "--include=python3-ipython")
     await imported.provider.import_image("own", str(own))

@@ -6,6 +6,7 @@ import asyncio
 import os
 import secrets
 import signal
+import subprocess
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
@@ -84,6 +85,43 @@ async def test_it_is_in_the_machines_namespaces_and_no_others(runtime: Runtime) 
         assert number not in await said(
             runtime, "[os.readlink(f'/proc/self/ns/{n}') for n in os.listdir('/proc/self/ns')]"
         )
+
+
+async def test_it_is_in_the_machines_control_group(machine: LocalMachine, runtime: Runtime) -> None:
+    await said(runtime, "1")
+    groups = {
+        Path(f"/proc/{pid}/cgroup").read_text()
+        for pid in map(int, filter(str.isdigit, os.listdir("/proc")))
+        if _namespace(pid) == _namespace(_first(machine))
+    }
+    assert len(groups) == 1
+
+
+def _first(machine: LocalMachine) -> int:
+    """The machine's PID 1: the only process of its pid namespace whose parent is outside and that is not forked."""
+    launcher = machine._provider.launcher._process
+    assert launcher is not None
+    for pid in map(int, filter(str.isdigit, os.listdir("/proc"))):
+        try:
+            numbers = next(line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if "NSpid" in line)
+            if numbers.split()[-1] == "1" and machine.key.split("/")[0] in _hostname(pid):
+                return pid
+        except (OSError, StopIteration):
+            continue
+    raise AssertionError("The machine's first process was not found.")
+
+
+def _hostname(pid: int) -> str:
+    return subprocess.run(
+        ["nsenter", "-t", str(pid), "-u", "hostname"], capture_output=True, text=True, check=False
+    ).stdout
+
+
+def _namespace(pid: int) -> str:
+    try:
+        return os.readlink(f"/proc/{pid}/ns/pid")
+    except OSError:
+        return ""
 
 
 async def test_nothing_from_outside_came_along(runtime: Runtime) -> None:

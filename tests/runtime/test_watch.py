@@ -179,9 +179,10 @@ async def test_lost_changes_are_reported_and_watching_goes_on(watches, portal, r
     async with aclosing(watches.stream(WatchRequest(path=base))) as events:
         await anext(events)
         _, pid = await run(
-            "for p in /proc/[0-9]*; do tr '\\0' ' ' < $p/cmdline 2>/dev/null | grep -q '[t]ools.* watch ' "
+            "exec 2>/dev/null; for p in /proc/[0-9]*; do tr '\\0' ' ' < $p/cmdline | grep -q '[t]ools.* watch ' "
             f"&& grep -q {base} $p/cmdline && basename $p; done"
         )
+        assert pid.strip().isdigit()
         await run(f"kill -STOP {pid.strip()}")
         code = f"import os\nfor n in range({limit // 2 + 100}): os.mkdir('f%d' % n); os.rmdir('f%d' % n)"
         await run(*portal.python, "-c", code, cwd=base)

@@ -44,7 +44,7 @@ async def test_health_says_what_serves(http: Http) -> None:
     health = await ok(await http.get("/health"))
     assert health["ok"] is True
     assert health["service"] == "skerry"
-    assert health["bindings"] == {"sandbox": True, "projectData": False, "backupBucket": False}
+    assert health["bindings"] == {"sandbox": True, "projectData": True, "backupBucket": True}
 
 
 async def test_the_life_of_a_sandbox(http: Http, box: str) -> None:

@@ -30,7 +30,7 @@ CHECKED = [
     unsupported_method,
 ]
 # A watch has no end, and the client used here reads a response to its end before it looks at it.
-ENDLESS = ["/v1/sandboxes/{id}/watch"]
+ENDLESS = ["/v1/sandboxes/{id}/watch", "/v1/sandboxes/{id}/events/stream"]
 # Left random, most of these would only ever be answered with 404.
 KNOWN = {"id": "fuzz", "sid": "fuzz", "pid": "fuzz", "cid": "fuzz"}
 LIFE = ("/v1/sandboxes/{id}", "/v1/sandboxes/{id}/destroy")

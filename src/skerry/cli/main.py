@@ -9,7 +9,24 @@ from typing import Annotated, Any
 
 import typer
 
-from skerry.cli import code, commands, demonstration, images, ports, processes, sandboxes, server, terminal, transfers
+from skerry.cli import (
+    backups,
+    bootstrap,
+    code,
+    commands,
+    demonstration,
+    images,
+    mounts,
+    ports,
+    processes,
+    sandboxes,
+    server,
+    sleep,
+    snapshots,
+    terminal,
+    transfers,
+    workspaces,
+)
 from skerry.cli.context import Target
 
 # Typer brings its own copy of click in some versions; this is UsageError in all of them.
@@ -36,7 +53,24 @@ def target(
     context.obj = Target(url, api_key, home)
 
 
-for module in (commands, terminal, code, sandboxes, processes, ports, transfers, images, server, demonstration):
+for module in (
+    commands,
+    terminal,
+    code,
+    sandboxes,
+    sleep,
+    processes,
+    ports,
+    mounts,
+    bootstrap,
+    transfers,
+    snapshots,
+    images,
+    backups,
+    workspaces,
+    server,
+    demonstration,
+):
     module.register(app)
 
 

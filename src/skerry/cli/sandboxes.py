@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import sys
+from functools import partial
 from typing import Annotated
 
 import typer
 
 from skerry.cli.context import Target, pairs, place, target_of
 from skerry.cli.output import AsJson, print_json, print_table
+from skerry.cli.sleep import HibernateAfter, OnIdle
 
 Name = Annotated[str, typer.Argument(help="The sandbox.")]
 
@@ -25,19 +27,27 @@ def create(
     env: Annotated[list[str] | None, typer.Option("--env", "-e", help="NAME=VALUE; may be given again.")] = None,
     label: Annotated[list[str] | None, typer.Option("--label", "-l", help="KEY=VALUE; may be given again.")] = None,
     sleep_after: Annotated[str | None, typer.Option(help="Idle time before it sleeps: 30s, 10m, 1h, never.")] = None,
+    keep_alive: Annotated[bool, typer.Option("--keep-alive", help="Never sleep for want of use.")] = False,
+    on_idle: OnIdle = None,
+    hibernate_after: HibernateAfter = None,
     ephemeral: Annotated[bool, typer.Option("--ephemeral", help="Forget every file when it sleeps.")] = False,
+    snapshot: Annotated[str | None, typer.Option(help="The snapshot to start from, instead of an image.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Make a sandbox, without starting it yet."""
     from skerry import Sandbox
 
     target = target_of(context)
-    sandbox = Sandbox.create(
+    make = Sandbox.create if snapshot is None else partial(Sandbox.from_snapshot, snapshot)
+    sandbox = make(
         name,
         image=image,
         env=pairs(env, "--env") or None,
         labels=pairs(label, "--label") or None,
         sleep_after=sleep_after,
+        keep_alive=keep_alive or None,
+        on_idle=on_idle,
+        hibernate_after=hibernate_after,
         ephemeral=ephemeral or None,
         url=target.url,
         api_key=target.api_key,
@@ -107,10 +117,14 @@ def info(context: typer.Context, name: Name, as_json: AsJson = False) -> None:
         print_table(("WHEN", "EVENT", ""), [(event.at, event.kind, event.message) for event in events])
 
 
-def start(context: typer.Context, name: Name) -> None:
+def start(
+    context: typer.Context,
+    name: Name,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Should its files be missing, over an empty disk.")] = False,
+) -> None:
     """Start or wake a sandbox."""
     with target_of(context).sandbox(name) as sandbox:
-        print(sandbox.start().state)
+        print(sandbox.start(fresh=fresh).state)
 
 
 def stop(context: typer.Context, name: Name) -> None:

@@ -12,7 +12,7 @@ from datetime import timedelta
 from typing import Any, NotRequired, Protocol, TypedDict
 
 from skerry.errors import InvalidRequestError, InvalidSandboxIdError
-from skerry.models import Encoding, FileContent
+from skerry.models import Encoding, FileContent, SnapshotInfo
 
 _ID = re.compile(r"[a-z0-9](?:[a-z0-9_-]{0,61}[a-z0-9_])?")
 
@@ -131,3 +131,11 @@ def refuse_shell_syntax(text: str) -> str:
                 f"The command holds {syntax!r}, which is not allowed here.", hint="Pass the words in `args` instead."
             )
     return text
+
+
+Snapshot = str | SnapshotInfo
+"""A snapshot, or its id or name."""
+
+
+def snapshot_name(snapshot: Snapshot) -> str:
+    return snapshot if isinstance(snapshot, str) else snapshot.id

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from skerry.control import links
+from skerry.control.events import Events
 from skerry.control.identity import normalise_id
-from skerry.control.ledger import Ledger
 from skerry.control.store import Exposure, Store
 from skerry.errors import (
     InvalidHostnameError,
@@ -49,14 +49,14 @@ class Exposures:
     def __init__(
         self,
         store: Store,
-        ledger: Ledger,
+        events: Events,
         home: Path,
         *,
         get: Callable[[str], Awaitable[SandboxInfo]],
         make: Callable[[str], Awaitable[None]],
     ) -> None:
         self._store = store
-        self._ledger = ledger
+        self._events = events
         self._home = home
         self._get = get
         self._make = make
@@ -113,7 +113,7 @@ class Exposures:
         self._changes += 1
         self._remember(id, exposure.port, exposure)
         manner = " privately" if exposure.private else ""
-        self._record(id, "exposed", f"Port {exposure.port}{_called(exposure.name)} was exposed{manner}.")
+        self._events.record(id, "exposed", f"Port {exposure.port}{_called(exposure.name)} was exposed{manner}.")
         return exposure
 
     async def unexpose(self, id: str, port: int) -> None:
@@ -124,7 +124,7 @@ class Exposures:
         self._known.pop((id, port), None)
         if not found:
             raise _not_exposed(id, port)
-        self._record(id, "unexposed", f"Port {port} is no longer exposed.")
+        self._events.record(id, "unexposed", f"Port {port} is no longer exposed.")
 
     def forget(self, id: str) -> None:
         """The sandbox was destroyed, and the store forgot its exposures with it."""
@@ -154,9 +154,6 @@ class Exposures:
         self._known.move_to_end((id, port))
         if len(self._known) > REMEMBERED:
             self._known.popitem(last=False)
-
-    def _record(self, id: str, kind: str, message: str) -> None:
-        self._ledger.post(lambda: self._store.add_event(id, kind, message))
 
 
 def new_token() -> str:

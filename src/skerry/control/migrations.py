@@ -115,7 +115,119 @@ def remember_exposures(connection: Connection) -> None:
     connection.exec_driver_sql(statement.format_map(_TYPES[connection.dialect.name]))
 
 
-MIGRATIONS: tuple[Migration, ...] = (create_everything, remember_contexts, remember_exposures)
+def say_how_it_sleeps(connection: Connection) -> None:
+    for column in (
+        "keep_alive BOOLEAN NOT NULL DEFAULT FALSE",
+        "on_idle VARCHAR NOT NULL DEFAULT 'hibernate'",
+        "hibernate_after {float}",
+    ):
+        statement = f"ALTER TABLE sandboxes ADD COLUMN {column}"
+        connection.exec_driver_sql(statement.format_map(_TYPES[connection.dialect.name]))
+
+
+def say_who_and_how_long(connection: Connection) -> None:
+    """Events get their who, their duration and their details, and outlive their sandbox."""
+    columns = (
+        '"by" VARCHAR',
+        "took {float}",
+        "from_state VARCHAR",
+        "to_state VARCHAR",
+        "details JSON NOT NULL DEFAULT '{{}}'",
+    )
+    types = _TYPES[connection.dialect.name]
+    if connection.dialect.name == "postgresql":
+        connection.exec_driver_sql("ALTER TABLE events DROP CONSTRAINT events_sandbox_id_fkey")
+        for column in columns:
+            connection.exec_driver_sql(f"ALTER TABLE events ADD COLUMN {column}".format_map(types))
+        return
+    # SQLite cannot drop a foreign key. Numbers are not used again, so the counter moves along with the rows.
+    statements = (
+        f"""CREATE TABLE new_events (
+            id {{serial}},
+            sandbox_id {{key}} NOT NULL,
+            kind VARCHAR NOT NULL,
+            message TEXT NOT NULL,
+            at {{time}} NOT NULL,
+            {", ".join(columns)}
+        )""",
+        "INSERT INTO new_events (id, sandbox_id, kind, message, at)"
+        " SELECT id, sandbox_id, kind, message, at FROM events",
+        "DELETE FROM sqlite_sequence WHERE name = 'new_events'",
+        "INSERT INTO sqlite_sequence (name, seq) SELECT 'new_events', seq FROM sqlite_sequence WHERE name = 'events'",
+        "DROP TABLE events",
+        "ALTER TABLE new_events RENAME TO events",
+        "CREATE INDEX ix_events_sandbox_id_id ON events (sandbox_id, id)",
+    )
+    for statement in statements:
+        connection.exec_driver_sql(statement.format_map(types))
+
+
+def account_for_workspaces(connection: Connection) -> None:
+    statement = """CREATE TABLE workspaces (
+        sandbox_id {key} PRIMARY KEY,
+        owner {key} NOT NULL,
+        bucket VARCHAR NOT NULL,
+        files BIGINT NOT NULL,
+        size BIGINT NOT NULL,
+        synced_at {time} NOT NULL
+    )"""
+    connection.exec_driver_sql(statement.format_map(_TYPES[connection.dialect.name]))
+
+
+def remember_mounts(connection: Connection) -> None:
+    statement = """CREATE TABLE mounts (
+        sandbox_id {key} NOT NULL REFERENCES sandboxes (id) ON DELETE CASCADE,
+        path {key} NOT NULL,
+        bucket VARCHAR NOT NULL,
+        prefix TEXT NOT NULL,
+        read_only BOOLEAN NOT NULL,
+        mounted_at {time} NOT NULL,
+        PRIMARY KEY (sandbox_id, path)
+    )"""
+    connection.exec_driver_sql(statement.format_map(_TYPES[connection.dialect.name]))
+
+
+def remember_snapshots(connection: Connection) -> None:
+    statements = (
+        """CREATE TABLE snapshots (
+            id {key} NOT NULL PRIMARY KEY,
+            node VARCHAR NOT NULL,
+            name {key} UNIQUE,
+            state VARCHAR NOT NULL,
+            sandbox_id {key} NOT NULL,
+            image VARCHAR NOT NULL,
+            parent {key},
+            labels JSON NOT NULL,
+            settings JSON NOT NULL,
+            created_at {time} NOT NULL
+        )""",
+        "CREATE INDEX ix_snapshots_node ON snapshots (node)",
+        "CREATE INDEX ix_snapshots_sandbox_id ON snapshots (sandbox_id)",
+        "CREATE INDEX ix_snapshots_image ON snapshots (image)",
+        "ALTER TABLE sandboxes ADD COLUMN made_from {key}",
+        "ALTER TABLE sandboxes ADD COLUMN forked_from {key}",
+        "ALTER TABLE sandboxes ADD COLUMN base {key}",
+        "CREATE INDEX ix_sandboxes_made_from ON sandboxes (made_from)",
+    )
+    for statement in statements:
+        connection.exec_driver_sql(statement.format_map(_TYPES[connection.dialect.name]))
+
+
+def remember_shipments(connection: Connection) -> None:
+    connection.exec_driver_sql("ALTER TABLE sandboxes ADD COLUMN shipped JSON")
+
+
+MIGRATIONS: tuple[Migration, ...] = (
+    create_everything,
+    remember_contexts,
+    remember_exposures,
+    say_how_it_sleeps,
+    say_who_and_how_long,
+    account_for_workspaces,
+    remember_mounts,
+    remember_snapshots,
+    remember_shipments,
+)
 
 
 def migrate(connection: Connection, migrations: tuple[Migration, ...] = MIGRATIONS) -> None:

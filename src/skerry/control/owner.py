@@ -1,7 +1,7 @@
 """The owner of one sandbox: the only one who changes its life.
 
-absent → starting → active → hibernated → active … → destroyed. Changes of life queue on a lock; everything else runs
-beside each other on the machine's runtime.
+absent → starting → active → frozen or hibernated → active … → destroyed. Changes of life queue on a lock; everything
+else runs beside each other on the machine's runtime.
 """
 
 from __future__ import annotations
@@ -9,16 +9,22 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
 from functools import partial
+from typing import Any
 
 import structlog
 
+from skerry.control.actor import SERVER
+from skerry.control.events import Events
 from skerry.control.ledger import Ledger
+from skerry.control.metrics import Metrics
+from skerry.control.mounts import Mounts
 from skerry.control.pool import Pool, Warm
 from skerry.control.store import SandboxRow, Store
-from skerry.errors import EnvLockedError, SandboxStartError, SkerryError
+from skerry.errors import EnvLockedError, FilesMissingError, SkerryError
 from skerry.models import ProcessInfo, SandboxInfo, State, now
 from skerry.providers.contract import Machine, Provider, Spec
 from skerry.runtime.interpreter.context import Remembered
@@ -26,6 +32,18 @@ from skerry.runtime.interpreter.pool import Provision
 from skerry.runtime.runtime import Runtime
 
 log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Attendants:
+    """Those who have something to do when a sandbox goes to sleep or wakes."""
+
+    claim: Callable[[Owner], Awaitable[None]]
+    """It was shipped, and is about to be started."""
+    woken: Callable[[str, Runtime], Awaitable[None]]
+    tired: Callable[[str, Runtime], Awaitable[None]]
+    """It is about to hibernate, and still runs."""
+    asleep: Callable[[Owner], Awaitable[None]]
 
 
 class Owner:
@@ -37,19 +55,29 @@ class Owner:
         ledger: Ledger,
         pool: Pool,
         provision: Provision,
+        events: Events,
+        metrics: Metrics,
+        attendants: Attendants,
+        mounts: Mounts,
     ) -> None:
         self.row = row
         self.gone = False
         """Destroyed, or put away while it slept: whoever still holds this must ask the registry again."""
         self.life = asyncio.Lock()
         self.operations = 0
+        self.connections = 0
+        self.metrics = metrics
         self._provider = provider
         self._store = store
         self._ledger = ledger
         self._pool = pool
         self._provision = provision
+        self._events = events
+        self._attendants = attendants
+        self.mounts = mounts.of(self)
         self._machine: Machine | None = None
         self._runtime: Runtime | None = None
+        self._frozen_since: float | None = None
         self._idle_since = time.monotonic()
 
     @property
@@ -57,23 +85,37 @@ class Owner:
         return self.row.id
 
     @property
-    def active(self) -> bool:
+    def running(self) -> bool:
+        """Whether it has a machine, be it frozen."""
         return self._runtime is not None
 
     @property
+    def frozen(self) -> bool:
+        return self._frozen_since is not None
+
+    @property
+    def awake(self) -> bool:
+        return self._runtime is not None and self._frozen_since is None
+
+    @property
     def runtime(self) -> Runtime | None:
-        """The runtime, if it is awake; to look at it counts as nothing."""
+        """The runtime, awake or frozen; to look at it counts as nothing."""
         return self._runtime
 
+    @property
+    def machine(self) -> Machine | None:
+        return self._machine
+
     def info(self) -> SandboxInfo:
-        return describe(self.row, self.operations)
+        return describe(self.row, self)
 
     # -- use -----------------------------------------------------------------------------------------------------------
 
     def enter(self) -> Runtime | None:
-        """The runtime, if it is there; counts as activity until ``leave``."""
-        if self._runtime is not None:
-            self.operations += 1
+        """The runtime, if it is awake; counts as activity until ``leave``."""
+        if self._runtime is None or self._frozen_since is not None:
+            return None
+        self.operations += 1
         return self._runtime
 
     def leave(self) -> None:
@@ -84,45 +126,120 @@ class Owner:
         """It is being used right now."""
         self._idle_since = time.monotonic()
 
+    @property
+    def busy(self) -> bool:
+        return self.operations > 0 or self.connections > 0
+
     def idle_for(self) -> float:
-        if self.operations:
+        if self.busy:
             return 0.0
         idle = time.monotonic() - self._idle_since
         return idle if self._runtime is None else min(idle, self._runtime.terminals.silent_for())
 
+    def sleeps_in(self) -> float | None:
+        """Seconds until it goes to sleep if nobody uses it from now on; None if it does not, or sleeps."""
+        if not self.awake or self.row.keep_alive or self.row.sleep_after is None:
+            return None
+        return max(0.0, self.row.sleep_after - self.idle_for())
+
+    def hibernates_in(self) -> float | None:
+        """Seconds until one that is frozen hibernates; None if it is not frozen, or stays so."""
+        if self._frozen_since is None or self.row.hibernate_after is None:
+            return None
+        return max(0.0, self.row.hibernate_after - (time.monotonic() - self._frozen_since))
+
     # -- changes of life, all with ``life`` held -----------------------------------------------------------------------
 
-    async def start(self) -> None:
+    async def start(self, *, fresh: bool = False) -> None:
+        """Awake, whatever it was before. ``fresh``: should its files be missing, over an empty disk."""
         if self._runtime is not None:
-            return
-        row = self.row
+            return await self.thaw()
+        row, began = self.row, time.perf_counter()
         # Before anything is recorded: the record of a machine that another process runs is that process's to keep.
         await self._provider.require_idle(self.id)
-        if row.starts and not row.ephemeral and not await self._provider.exists(self.id):
-            raise SandboxStartError(
-                f"The files of sandbox {self.id!r} are missing, so it was not started over an empty disk.",
-                hint="Restore them, or destroy the sandbox to begin again.",
-            )
+        if row.shipped is not None:
+            await self._attendants.claim(self)
+            row = self.row
+        filled = await self._provider.exists(self.id)
+        if row.ephemeral and row.made_from is not None and not filled:
+            await self._provider.clone(row.made_from, self.id)
+            filled = True
+        missing = bool(row.starts or row.made_from or row.forked_from) and not row.ephemeral and not filled
+        if missing and not fresh:
+            raise self._files_missing()
         self.row = replace(row, state=State.STARTING, starts=row.starts + 1)
-        warm = self._pool.take(row.image) if not row.starts else None
+        warm = self._pool.take(row.image) if not row.starts and not filled else None
         # Beside each other: a server that is killed once a command was answered must find that there was a start.
         recording = asyncio.ensure_future(
             self._store.update_sandbox(self.id, state=State.STARTING, starts=self.row.starts)
         )
         try:
-            await (self._launch() if warm is None else self._adopt(warm))
-            await recording
+            with self.metrics.timed("start"):
+                await (self._launch() if warm is None else self._adopt(warm))
+                await recording
         except SkerryError as error:
             await asyncio.gather(recording, return_exceptions=True)
             machine, self._machine, self._runtime = self._machine, None, None
             if machine is not None:
                 await machine.stop()
-            self._save(state=State.FAILED, starts=row.starts, last_stop=error.message)
-            self._record("failed", error.message)
+            await self.mounts.close()
+            self._fail(error.message, starts=row.starts)
             raise
+        assert self._runtime is not None
+        self._runtime.on_command, self._runtime.code.on_run = self.metrics.command, self.metrics.code
         self._idle_since = time.monotonic()
         self._save(state=State.ACTIVE, started_at=now(), last_active_at=now())
-        self._record("started", f"Started for the {_ordinal(self.row.starts)} time.")
+        took, how = time.perf_counter() - began, f"for the {_ordinal(self.row.starts)} time"
+        if row.starts:
+            self.metrics.wake_latency.labels("hibernate").observe(took)
+            lost = " over an empty disk, as was asked for: its files were missing" if missing else ""
+            self.record("woken", f"Started {how}{lost}.", took=took, before=row.state)
+        else:
+            self.record("started", f"Started {how}.", took=took, before=row.state)
+
+    def _files_missing(self) -> FilesMissingError:
+        error = FilesMissingError(
+            f"The files of sandbox {self.id!r} are missing, so it was not started over an empty disk.",
+            hint="Restore a backup into it, start it with `fresh` to accept an empty disk, or destroy it.",
+            details={"sandboxId": self.id},
+        )
+        if self.row.state != State.FAILED:
+            self._fail(error.message)
+        return error
+
+    def _fail(self, reason: str, **changes: object) -> None:
+        before = self.row.state
+        self._save(state=State.FAILED, last_stop=reason, **changes)
+        self.record("failed", reason, before=before)
+
+    async def freeze(self, reason: str) -> None:
+        """Stop its processes where they are; what is under way waits, and so does its time."""
+        if self._machine is None or self._frozen_since is not None:
+            return
+        before, began = self.row.state, time.perf_counter()
+        # Before the first wait: who comes from now on waits for ``life``, and thaws it.
+        self._frozen_since = time.monotonic()
+        try:
+            with self.metrics.timed("freeze"):
+                await self._machine.freeze()
+        except BaseException:
+            self._frozen_since = None
+            raise
+        self._save(state=State.FROZEN, last_stop=reason, last_active_at=now())
+        self.record("frozen", reason, took=time.perf_counter() - began, before=before)
+
+    async def thaw(self) -> None:
+        if self._machine is None or self._frozen_since is None:
+            return
+        began, frozen_for = time.perf_counter(), time.monotonic() - self._frozen_since
+        with self.metrics.timed("thaw"):
+            await self._machine.thaw()
+        self._frozen_since = None
+        self._idle_since = time.monotonic()
+        took = time.perf_counter() - began
+        self.metrics.wake_latency.labels("freeze").observe(took)
+        self._save(state=State.ACTIVE, last_active_at=now())
+        self.record("thawed", f"Thawed after {frozen_for:.1f} seconds.", took=took, before=State.FROZEN)
 
     async def _launch(self) -> None:
         again = self.row.starts > 1
@@ -130,7 +247,11 @@ class Owner:
         contexts = await self._store.contexts(self.id) if again else []
         spec = Spec(id=self.id, image=self.row.image, limits=self.row.limits)
         self._machine = await self._provider.start(spec, partial(self._died, self.row.starts))
+        if again:
+            await self.mounts.restore(self._machine)
         self._runtime = self._build(self._machine, past, contexts)
+        if again:
+            await self._attendants.woken(self.id, self._runtime)
 
     async def _adopt(self, warm: Warm) -> None:
         """A machine that was started in advance becomes this one."""
@@ -156,32 +277,51 @@ class Owner:
             past_contexts=contexts,
         )
 
-    async def stop(self, reason: str) -> None:
-        """End its processes; its files stay, unless it is ephemeral."""
+    async def stop(self, reason: str, grace: float = 0.0) -> None:
+        """End its processes, which have ``grace`` seconds after a SIGTERM; its files stay, unless it is ephemeral."""
+        before, began = self.row.state, time.perf_counter()
         runtime, self._runtime = self._runtime, None
         machine, self._machine = self._machine, None
+        frozen, self._frozen_since = self._frozen_since is not None, None
         # The machine first: what runs in it is then known to be lost, not taken for having ended by itself.
         if machine is not None:
-            await machine.stop()
+            if grace and frozen:
+                await machine.thaw()
+            if grace and runtime is not None:
+                if not self.row.ephemeral:
+                    await self._attendants.tired(self.id, runtime)
+                await runtime.take_leave()
+            async with self.mounts.leaving(grace):
+                await machine.stop(grace)
         if runtime is not None:
             await runtime.close()
         if machine is not None and self.row.state != State.DESTROYED:
-            self._put_down(reason)
+            took = time.perf_counter() - began
+            self.metrics.operations.labels("hibernate").observe(took)
+            self._save(state=State.HIBERNATED, last_stop=reason, last_active_at=now())
+            details = {} if runtime is None else runtime.processes.last_words()
+            self.record("hibernated", reason, took=took, before=before, details=details)
+            if grace and not self.row.ephemeral:
+                await self._attendants.asleep(self)
         if self.row.ephemeral:
+            await self.mounts.forget()
             await self._provider.forget(self.id)
 
     async def destroy(self) -> None:
+        before, began = self.row.state, time.perf_counter()
         # Recorded first: a server that is killed in the middle is followed by one that finishes it.
         await self.update(state=State.DESTROYED)
-        await self.stop("It was destroyed.")
-        await self._ledger.flush()
-        await self._provider.forget(self.id)
-        await self._store.delete_sandbox(self.id)
+        with self.metrics.timed("destroy"):
+            await self.stop("It was destroyed.")
+            await self._ledger.flush()
+            await self._provider.forget(self.id)
+            await self._store.delete_sandbox(self.id)
         self.row = replace(self.row, state=State.DESTROYED)
         self.gone = True
+        self.record("destroyed", "It was destroyed.", took=time.perf_counter() - began, before=before)
 
     async def set_env(self, env: Mapping[str, str | None]) -> None:
-        if self.active:
+        if self.running:
             raise EnvLockedError(
                 f"Sandbox {self.id!r} has started, so its environment variables can no longer change.",
                 hint="Give them to a session (create_session(env=…)) or a command (exec(…, env=…)), or stop the "
@@ -200,63 +340,45 @@ class Owner:
         async with self.life:
             if start != self.row.starts or self._runtime is None:
                 return  # it was stopped meanwhile, or lives again
+            before = self.row.state
             runtime, self._runtime = self._runtime, None
-            self._machine = None
+            self._machine = self._frozen_since = None
+            await self.mounts.close()
             with contextlib.suppress(SkerryError):
                 await runtime.close()
-            self._put_down(f"It ended unexpectedly: {reason}.")
+            said = f"It ended unexpectedly: {reason}."
+            self._save(state=State.HIBERNATED, last_stop=said, last_active_at=now())
+            self.record("died", said, by=SERVER, before=before)
             log.warning("sandbox ended unexpectedly", sandbox=self.id, reason=reason)
 
     async def _process(self, info: ProcessInfo) -> None:
         if not self.gone:
             await self._store.save_process(self.id, info, self.row.starts)
 
-    def _put_down(self, reason: str) -> None:
-        self._save(state=State.HIBERNATED, last_stop=reason, last_active_at=now())
-        self._record("stopped", reason)
-
     def _save(self, **changes: object) -> None:
         """Known here at once, in the store soon: after a crash every state there is put right anyway."""
         self.row = replace(self.row, **changes)  # type: ignore[arg-type]
         self._ledger.post(lambda: self._store.update_sandbox(self.id, **changes))
 
-    def _record(self, kind: str, message: str) -> None:
-        self._ledger.post(lambda: self._store.add_event(self.id, kind, message))
+    def record(
+        self,
+        kind: str,
+        message: str,
+        *,
+        by: str | None = None,
+        took: float | None = None,
+        details: Mapping[str, Any] | None = None,
+        before: State | None = None,
+    ) -> None:
+        """Note what happened to it; the one place all of its events go through.
 
-
-class Presence:
-    """Someone who is connected to a sandbox: counts as its user while something happens, not while all is quiet."""
-
-    def __init__(self, find: Callable[[], Owner | None], quiet: float) -> None:
-        self._find = find
-        self._quiet = quiet
-        self._loop = asyncio.get_running_loop()
-        self._last = 0.0
-        self._owner: Owner | None = None
-        self._timer: asyncio.TimerHandle | None = None
-
-    def stir(self) -> None:
-        """Something happens; cheap enough for every piece of data. A sandbox that sleeps is left to sleep."""
-        self._last = self._loop.time()
-        if self._owner is not None and self._owner.gone:
-            self.close()
-        if self._owner is None and (owner := self._find()) is not None and owner.active:
-            self._owner = owner
-            self._owner.operations += 1
-            self._timer = self._loop.call_later(self._quiet, self._look)
-
-    def close(self) -> None:
-        if self._timer is not None and self._owner is not None:
-            self._timer.cancel()
-            self._owner.leave()
-            self._timer = self._owner = None
-
-    def _look(self) -> None:
-        left = self._last + self._quiet - self._loop.time()
-        if left > 0:
-            self._timer = self._loop.call_later(left, self._look)
-        else:
-            self.close()
+        ``by`` is whoever the request came from unless given, ``took`` is in seconds, and ``before`` is the state that
+        this took it out of.
+        """
+        after = None if before is None else self.row.state
+        self._events.record(
+            self.id, kind, message, by=by, took=took, details=details, from_state=before, to_state=after
+        )
 
 
 class _Records:
@@ -273,8 +395,8 @@ class _Records:
         await self._store.delete_context(self._sandbox, id)
 
 
-def describe(row: SandboxRow, operations: int = 0) -> SandboxInfo:
-    return SandboxInfo(
+def describe(row: SandboxRow, owner: Owner | None = None) -> SandboxInfo:
+    info = SandboxInfo(
         id=row.id,
         state=row.state,
         image=row.image,
@@ -282,14 +404,30 @@ def describe(row: SandboxRow, operations: int = 0) -> SandboxInfo:
         labels=row.labels,
         limits={**row.limits, "enforced": []} if row.limits else {},
         sleep_after=row.sleep_after,
+        keep_alive=row.keep_alive,
+        on_idle=row.on_idle,
+        hibernate_after=row.hibernate_after,
         ephemeral=row.ephemeral,
         created_at=row.created_at,
         started_at=row.started_at,
         last_active_at=row.last_active_at,
         starts=row.starts,
         last_stop=row.last_stop,
-        active_operations=operations,
+        made_from=row.made_from,
+        forked_from=row.forked_from,
+        base=row.base,
     )
+    if owner is not None and owner.runtime is not None:
+        info.active_operations = owner.operations
+        info.active_connections = owner.connections
+        info.active_terminals = owner.runtime.terminals.active()
+        info.sleeps_in, info.sleeps_at = _from_now(owner.sleeps_in())
+        info.hibernates_in, info.hibernates_at = _from_now(owner.hibernates_in())
+    return info
+
+
+def _from_now(seconds: float | None) -> tuple[float | None, datetime | None]:
+    return (None, None) if seconds is None else (round(seconds, 3), now() + timedelta(seconds=seconds))
 
 
 def _ordinal(number: int) -> str:

@@ -27,6 +27,14 @@ from sqlalchemy.dialects.postgresql import JSONB
 from skerry.models import ProcessStatus, State
 
 
+class SnapshotState(StrEnum):
+    """A server that finds one it did not leave ready finishes what was begun: both others mean that it goes."""
+
+    MAKING = "making"
+    READY = "ready"
+    DELETING = "deleting"
+
+
 class UtcDateTime(TypeDecorator[datetime]):
     """An aware datetime in UTC, both ways. SQLite has no time zones, so there it is kept as UTC without one."""
 
@@ -64,22 +72,50 @@ sandboxes = Table(
     Column("labels", JSON().with_variant(JSONB(), "postgresql"), nullable=False),
     Column("limits", JSON, nullable=False),
     Column("sleep_after", Float),
+    Column("keep_alive", Boolean, nullable=False),
+    Column("on_idle", String, nullable=False),
+    Column("hibernate_after", Float),
     Column("ephemeral", Boolean, nullable=False),
     Column("created_at", UtcDateTime, nullable=False),
     Column("started_at", UtcDateTime),
     Column("last_active_at", UtcDateTime),
     Column("starts", Integer, nullable=False),
     Column("last_stop", Text),
+    Column("made_from", String, index=True),
+    Column("forked_from", String),
+    Column("base", String),
+    Column("shipped", JSON(none_as_null=True)),
 )
 
+snapshots = Table(
+    "snapshots",
+    metadata,
+    Column("id", String, primary_key=True),
+    Column("node", String, nullable=False, index=True),
+    Column("name", String, unique=True),
+    Column("state", _words(SnapshotState), nullable=False),
+    Column("sandbox_id", String, nullable=False, index=True),
+    Column("image", String, nullable=False, index=True),
+    Column("parent", String),
+    Column("labels", JSON, nullable=False),
+    Column("settings", JSON, nullable=False),
+    Column("created_at", UtcDateTime, nullable=False),
+)
+
+# No foreign key: what happened to a sandbox can be read for a while after it was destroyed.
 events = Table(
     "events",
     metadata,
     Column("id", BigInteger().with_variant(Integer(), "sqlite"), primary_key=True),
-    Column("sandbox_id", ForeignKey("sandboxes.id", ondelete="CASCADE"), nullable=False),
+    Column("sandbox_id", String, nullable=False),
     Column("kind", String, nullable=False),
     Column("message", Text, nullable=False),
     Column("at", UtcDateTime, nullable=False),
+    Column("by", String),
+    Column("took", Float),
+    Column("from_state", _words(State)),
+    Column("to_state", _words(State)),
+    Column("details", JSON, nullable=False),
 )
 
 processes = Table(
@@ -122,6 +158,29 @@ exposures = Table(
     Column("private", Boolean, nullable=False),
     Column("wake_on_request", Boolean, nullable=False),
     Column("exposed_at", UtcDateTime, nullable=False),
+)
+
+# No foreign key: what is stored outlives the sandbox.
+workspaces = Table(
+    "workspaces",
+    metadata,
+    Column("sandbox_id", String, primary_key=True),
+    Column("owner", String, nullable=False),
+    Column("bucket", String, nullable=False),
+    Column("files", BigInteger, nullable=False),
+    Column("size", BigInteger, nullable=False),
+    Column("synced_at", UtcDateTime, nullable=False),
+)
+
+mounts = Table(
+    "mounts",
+    metadata,
+    Column("sandbox_id", ForeignKey("sandboxes.id", ondelete="CASCADE"), primary_key=True),
+    Column("path", String, primary_key=True),
+    Column("bucket", String, nullable=False),
+    Column("prefix", Text, nullable=False),
+    Column("read_only", Boolean, nullable=False),
+    Column("mounted_at", UtcDateTime, nullable=False),
 )
 
 schema_migrations = Table(

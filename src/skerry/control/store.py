@@ -1,4 +1,4 @@
-"""What the server must not forget: sandboxes, their events, processes, code contexts and exposed ports.
+"""What the server must not forget: sandboxes, their events, processes, code contexts, exposed ports and mounts.
 
 The database is SQLite or PostgreSQL.
 
@@ -41,9 +41,10 @@ from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
 from skerry.control.migrations import migrate
-from skerry.control.schema import contexts, events, exposures, processes, sandboxes
+from skerry.control.schema import contexts, events, exposures, mounts, processes, sandboxes, workspaces
+from skerry.control.snapshot_rows import SnapshotRows
 from skerry.errors import InvalidRequestError, SandboxExistsError, SandboxNotFoundError, StoreError
-from skerry.models import ProcessInfo, ProcessStatus, SandboxEvent, State, now
+from skerry.models import ProcessInfo, ProcessStatus, SandboxEvent, Stage, State, now
 from skerry.runtime.interpreter.context import Remembered
 
 _DRIVERS = {
@@ -70,12 +71,32 @@ class SandboxRow:
     labels: dict[str, str] = field(default_factory=dict)
     limits: dict[str, Any] = field(default_factory=dict)
     sleep_after: float | None = None
+    keep_alive: bool = False
+    on_idle: Stage = "hibernate"
+    hibernate_after: float | None = None
     ephemeral: bool = False
     created_at: datetime = field(default_factory=now)
     started_at: datetime | None = None
     last_active_at: datetime | None = None
     starts: int = 0
     last_stop: str | None = None
+    made_from: str | None = None
+    forked_from: str | None = None
+    base: str | None = None
+    shipped: dict[str, Any] | None = None
+    """The bucket it was shipped to, which generation, and the backup with its files."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredRow:
+    """A workspace that lies in a bucket."""
+
+    sandbox_id: str
+    owner: str
+    bucket: str
+    files: int
+    size: int
+    synced_at: datetime
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +113,18 @@ class Exposure:
     exposed_at: datetime = field(default_factory=now)
 
 
+@dataclass(frozen=True, slots=True)
+class MountRow:
+    """A bucket that is mounted in a sandbox, or will be when it wakes."""
+
+    sandbox_id: str
+    path: str
+    bucket: str
+    prefix: str = ""
+    read_only: bool = False
+    mounted_at: datetime = field(default_factory=now)
+
+
 class Store:
     """One database. Methods may be called concurrently, from one event loop."""
 
@@ -100,6 +133,7 @@ class Store:
         self._sqlite = self._url.get_backend_name() == "sqlite"
         self._writer, self._reader = _sqlite_engines(self._url) if self._sqlite else _postgres_engines(self._url)
         self._running: set[asyncio.Task[Any]] = set()
+        self.snapshots = SnapshotRows(self._read, self._write, _storable)
 
     def __repr__(self) -> str:
         return f"Store({self.address!r})"
@@ -126,14 +160,18 @@ class Store:
     # -- sandboxes -----------------------------------------------------------------------------------------------------
 
     async def insert_sandbox(self, row: SandboxRow) -> None:
-        values = _storable({name.name: getattr(row, name.name) for name in fields(row)})
+        values = _values(row)
         statement = self._upsert(sandboxes).values(values).on_conflict_do_nothing().returning(sandboxes.c.id)
         if not await self._write(statement):
-            raise SandboxExistsError(
-                f"Sandbox {row.id!r} already exists.",
-                hint="Use it by its id, or choose another id.",
-                details={"id": row.id},
-            )
+            raise _exists(row.id)
+
+    async def insert_sandboxes(self, rows: Sequence[SandboxRow]) -> None:
+        """All of them or none."""
+        try:
+            await self._write(insert(sandboxes).values([_values(row) for row in rows]))
+        except IntegrityError as error:
+            taken = [row.id for row in rows if await self.get_sandbox(row.id) is not None]
+            raise _exists(taken[0] if taken else rows[0].id) from error
 
     async def get_sandbox(self, id: str) -> SandboxRow | None:
         rows = await self._read(select(sandboxes).where(sandboxes.c.id == id))
@@ -188,14 +226,18 @@ class Store:
         rows = await self._read(select(func.count()).select_from(sandboxes).where(sandboxes.c.image == image))
         return int(rows[0][0])
 
+    async def count_by_state(self, node: str) -> dict[State, int]:
+        state = sandboxes.c.state
+        counted = select(state, func.count().label("number")).where(sandboxes.c.node == node).group_by(state)
+        return {row.state: row.number for row in await self._read(counted)}
+
     # -- events --------------------------------------------------------------------------------------------------------
 
-    async def add_event(self, sandbox_id: str, kind: str, message: str) -> SandboxEvent:
-        values = {"sandbox_id": sandbox_id, "kind": kind, "message": _clean(message), "at": now()}
-        try:
-            rows = await self._write(insert(events).values(values).returning(*events.c))
-        except IntegrityError as error:
-            raise _not_found(sandbox_id) from error
+    async def add_event(self, sandbox_id: str, kind: str, message: str, **more: Any) -> SandboxEvent:
+        """Record what happened, also to a sandbox that is gone; ``more`` are the event's other fields."""
+        values = {"at": now(), "details": {}} | more
+        values |= {"sandbox_id": sandbox_id, "kind": kind, "message": _clean(message)}
+        rows = await self._write(insert(events).values(_storable(values)).returning(*events.c))
         return SandboxEvent(**rows[0]._mapping)
 
     async def events(self, sandbox_id: str, after: int = 0, limit: int = 100) -> list[SandboxEvent]:
@@ -207,6 +249,20 @@ class Store:
             select(events).where(mine, events.c.id > max(after, 0)).order_by(events.c.id).limit(limit)
         )
         return [SandboxEvent(**row._mapping) for row in rows]
+
+    async def trim_events(self, sandbox_id: str, keep: int) -> None:
+        """Forget all but the last ``keep`` of a sandbox."""
+        mine = events.c.sandbox_id == sandbox_id
+        last = select(events.c.id).where(mine).order_by(events.c.id.desc()).offset(keep).limit(1).scalar_subquery()
+        await self._write(delete(events).where(mine, events.c.id <= last))
+
+    async def expire_events(self, before: datetime, keep: int) -> None:
+        """Forget what happened before then to sandboxes that no longer exist, and all but ``keep`` of every other."""
+        gone = events.c.sandbox_id.not_in(select(sandboxes.c.id))
+        await self._write(delete(events).where(events.c.at < before, gone))
+        place = func.row_number().over(partition_by=events.c.sandbox_id, order_by=events.c.id.desc())
+        counted = select(events.c.id, place.label("place")).subquery()
+        await self._write(delete(events).where(events.c.id.in_(select(counted.c.id).where(counted.c.place > keep))))
 
     # -- processes -----------------------------------------------------------------------------------------------------
 
@@ -308,6 +364,43 @@ class Store:
         """Whether it was there."""
         statement = delete(exposures).where(_exposed(sandbox_id), exposures.c.port == port)
         return bool(await self._write(statement.returning(exposures.c.port)))
+
+    # -- workspaces ----------------------------------------------------------------------------------------------------
+
+    async def save_workspace(self, row: StoredRow) -> None:
+        values = asdict(row)
+        statement = self._upsert(workspaces).values(values)
+        changed = {name: statement.excluded[name] for name in values if name != "sandbox_id"}
+        await self._write(statement.on_conflict_do_update(index_elements=["sandbox_id"], set_=changed))
+
+    async def workspaces(self, sandbox_id: str | None = None) -> list[StoredRow]:
+        """All of them by sandbox, or the one of a sandbox."""
+        statement = select(workspaces).order_by(workspaces.c.sandbox_id)
+        if sandbox_id is not None:
+            statement = statement.where(workspaces.c.sandbox_id == sandbox_id)
+        return [StoredRow(**row._mapping) for row in await self._read(statement)]
+
+    async def delete_workspace(self, sandbox_id: str) -> None:
+        await self._write(delete(workspaces).where(workspaces.c.sandbox_id == sandbox_id))
+
+    # -- mounts --------------------------------------------------------------------------------------------------------
+
+    async def save_mount(self, mount: MountRow) -> None:
+        try:
+            await self._write(insert(mounts).values(_storable(asdict(mount))))
+        except IntegrityError as error:
+            raise _not_found(mount.sandbox_id) from error
+
+    async def mounts(self, sandbox_id: str) -> list[MountRow]:
+        """Oldest first."""
+        mine = select(mounts).where(mounts.c.sandbox_id == sandbox_id)
+        rows = await self._read(mine.order_by(mounts.c.mounted_at, mounts.c.path))
+        return [MountRow(**row._mapping) for row in rows]
+
+    async def delete_mount(self, sandbox_id: str, path: str) -> bool:
+        """Whether it was there."""
+        statement = delete(mounts).where(mounts.c.sandbox_id == sandbox_id, mounts.c.path == path)
+        return bool(await self._write(statement.returning(mounts.c.path)))
 
     # -- statements ----------------------------------------------------------------------------------------------------
 
@@ -461,6 +554,16 @@ def _reported(what: str, *more: type[Exception]) -> Iterator[None]:
 
 def _sandbox(row: Row[Any]) -> SandboxRow:
     return SandboxRow(**row._mapping)
+
+
+def _values(row: SandboxRow) -> dict[str, Any]:
+    return _storable({name.name: getattr(row, name.name) for name in fields(row)})
+
+
+def _exists(id: str) -> SandboxExistsError:
+    return SandboxExistsError(
+        f"Sandbox {id!r} already exists.", hint="Use it by its id, or choose another id.", details={"id": id}
+    )
 
 
 def _exposed(sandbox_id: str) -> ColumnElement[bool]:

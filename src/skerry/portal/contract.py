@@ -15,6 +15,8 @@ import socket
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
+from skerry.portal.clock import Clock
+
 _INTERNALS = ("--expose-internals", "--no-force-async-hooks-checks")
 _TRANSFORM = ("--experimental-transform-types", "--disable-warning=ExperimentalWarning")
 NODE_FLAGS = {"javascript": _INTERNALS, "typescript": (*_INTERNALS, *_TRANSFORM)}
@@ -81,6 +83,9 @@ class Portal(Protocol):
 
     code: Mapping[str, Sequence[Sequence[str]]]
     """For each language the argv that start its executors inside, to be tried in this order."""
+
+    clock: Clock
+    """The machine's own time, for deadlines of what runs inside."""
 
     scratch: str
     """A directory inside for FIFOs and command files: in memory, gone with the sandbox, not part of its files."""

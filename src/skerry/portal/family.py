@@ -8,7 +8,7 @@ from __future__ import annotations
 import errno
 import os
 import time
-from _signal import SIGKILL, SIGSTOP  # signal itself imports enum, which costs a sandbox milliseconds
+from _signal import SIGCONT, SIGKILL, SIGSTOP, SIGTERM  # signal itself imports enum, which costs a sandbox milliseconds
 
 TYPE_CHECKING = False  # importing typing costs more than everything else here
 if TYPE_CHECKING:
@@ -136,6 +136,46 @@ class Family:
                     found.append(pid)
                     frontier.append(pid)
         return found
+
+
+_stood_still: set[int] = set()
+
+
+def halt() -> None:
+    """Stop every process but this one. A signal to all is one step for the kernel: none forks its way past it."""
+    _stood_still.clear()
+    _stood_still.update(pid for pid in alive() if _stands_still(pid))
+    _to_all(SIGSTOP)
+
+
+def resume() -> None:
+    """Let them go on, but for those that stood still before: a job somebody stopped stays so. Children come first,
+    because a shell that is awake before its child takes the child for stopped."""
+    own = os.getpid()
+    for pid in sorted(alive(), reverse=True):
+        if pid != own and pid not in _stood_still:
+            send(pid, SIGCONT)
+
+
+def end() -> None:
+    """Ask every process but this one to end; those that stand still must go on to hear it."""
+    _to_all(SIGTERM)
+    _to_all(SIGCONT)
+
+
+def _stands_still(pid: int) -> bool:
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            return file.read().rsplit(b")", 1)[1].split()[0] == b"T"
+    except (OSError, IndexError):
+        return False
+
+
+def _to_all(number: int) -> None:
+    try:
+        os.kill(-1, number)
+    except (ProcessLookupError, PermissionError):
+        return  # there is nobody, or nobody who could be reached
 
 
 def _lives(pid: int) -> bool:

@@ -33,6 +33,9 @@ TIOCSCTTY, TIOCSWINSZ = 0x540E, 0x5414
 known: dict[int, Any] = {}
 """Families that were signalled before: their members are found again when the root has ended."""
 
+leaving: list[int] = []
+"""Requests that are answered when no other process is left."""
+
 
 def prctl(*arguments: int) -> int:
     """Through the C half of ctypes, whose Python half costs as much as all other imports together."""
@@ -326,6 +329,12 @@ def perform(request: dict[str, Any], fds: list[int], children: dict[int, int]) -
         return kill(token, pid, request["signal"], request["tree"], spare, spare_root), []
     if op == "children":
         return families().children(request["pid"]), []
+    if op == "halt":
+        families().halt()
+        return None, []
+    if op == "resume":
+        families().resume()
+        return None, []
     if op == "stat":
         path = request["path"]
         return entry(path.rpartition("/")[2], path, request["follow"]), []
@@ -358,6 +367,10 @@ def perform(request: dict[str, Any], fds: list[int], children: dict[int, int]) -
 
 def answer(sock: _socket.socket, children: dict[int, int]) -> None:
     request, fds = receive(sock)
+    if request["op"] == "end":
+        leaving.append(request["i"])
+        families().end()
+        return reap(sock, children)
     reply: dict[str, Any] = {"i": request["i"]}
     gifts: list[int] = []
     try:
@@ -376,6 +389,9 @@ def reap(sock: _socket.socket, children: dict[int, int]) -> None:
         try:
             pid, status = os.waitpid(-1, os.WNOHANG)
         except ChildProcessError:
+            # Everything inside descends from this process, so nothing is left.
+            while leaving:
+                send(sock, {"i": leaving.pop(), "r": None}, [])
             return
         if pid == 0:
             return

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from skerry.errors import SandboxLostError, UnsupportedError
+from skerry.portal.clock import Clock
 from skerry.portal.contract import NODE_FLAGS, Portal, Stat
 from skerry.portal.family import Family, children, process, send
 
@@ -37,6 +38,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 class InsidePortal:
     def __init__(self) -> None:
+        self.clock = Clock()
         self.python: Sequence[str] = [sys.executable, "-I", "-S"]
         self.tools = str(Path(__file__).with_name("tools.py"))
         self.code: Mapping[str, Sequence[Sequence[str]]] = _executors()

@@ -20,6 +20,7 @@ from typing import Any
 from pydantic_core import from_json
 
 from skerry.errors import SandboxLostError, UnsupportedError
+from skerry.portal.clock import Clock
 from skerry.portal.contract import Portal, Stat
 from skerry.portal.packets import PACKET, Nonsense, Packets, close_all
 
@@ -131,6 +132,7 @@ class SocketPortal:
         tools: str,
         code: Mapping[str, Sequence[Sequence[str]]],
         scratch: str,
+        clock: Clock | None = None,
         on_lost: Callable[[str], None] | None = None,
         isolate: Callable[[], Awaitable[Portal]] | None = None,
         sow: Callable[[Sequence[int]], Awaitable[bool]] | None = None,
@@ -140,6 +142,8 @@ class SocketPortal:
         self.tools = tools
         self.code = code
         self.scratch = scratch
+        self.clock = clock or Clock()
+        self._held: asyncio.Future[None] | None = None
         self._loop = asyncio.get_running_loop()
         self._on_lost = on_lost
         self._isolate = isolate
@@ -155,6 +159,29 @@ class SocketPortal:
     async def ready(self) -> None:
         await self._ready
 
+    # -- a machine that is frozen --------------------------------------------------------------------------------------
+
+    def hold(self) -> None:
+        """Say nothing more until ``release``: whatever is asked from now on waits."""
+        if self._held is None:
+            self._held = self._loop.create_future()
+
+    def release(self) -> None:
+        held, self._held = self._held, None
+        if held is not None and not held.done():
+            held.set_result(None)
+
+    async def stop_processes(self) -> None:
+        """SIGSTOP for everything but init, where there is no better way to freeze a machine."""
+        await self.request("halt")
+
+    async def continue_processes(self) -> None:
+        await self.request("resume")
+
+    async def end_processes(self) -> None:
+        """SIGTERM for everything but init; returns when nothing is left."""
+        await self.request("end")
+
     # -- requests ------------------------------------------------------------------------------------------------------
 
     async def request(self, op: str, fds: Sequence[int] = (), **arguments: Any) -> Reply:
@@ -167,6 +194,8 @@ class SocketPortal:
         future: asyncio.Future[Reply] = self._loop.create_future()
         self._waiting[token] = future
         try:
+            while self._held is not None:
+                await asyncio.shield(self._held)
             await self._send(data, fds)
             return await future
         except asyncio.CancelledError:
@@ -230,6 +259,7 @@ class SocketPortal:
 
     def _lose(self, reason: str) -> None:
         self._lost = reason
+        self.release()
         gone = self._gone()
         if not self._ready.done():
             self._ready.set_exception(gone)

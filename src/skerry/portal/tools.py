@@ -270,6 +270,33 @@ class Exactly:
         return data
 
 
+def read_file(path: str) -> None:
+    fd = os.open(at(path), CONTENT & ~os.O_NOFOLLOW)
+    while data := os.read(fd, 1 << 20):
+        sys.stdout.buffer.write(data)
+
+
+def write_file(path: str) -> None:
+    """Parts of the content come on stdin, each behind its length; only an empty one, the last, makes it a file."""
+    path = os.path.realpath(at(path))
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    temporary = f"{os.path.dirname(path)}/.skerry-w-{os.urandom(8).hex()}"
+    fd = os.open(temporary, CREATE, 0o666)
+    try:
+        while head := sys.stdin.buffer.read(4):
+            part = memoryview(sys.stdin.buffer.read(int.from_bytes(head, "big")))
+            if not part:
+                # Renamed first: a bucket is given the file once, under its name, when it is closed.
+                os.rename(temporary, path)
+                temporary = ""
+            while part:
+                part = part[os.write(fd, part) :]
+    finally:
+        if temporary:
+            os.unlink(temporary)
+        os.close(fd)
+
+
 def tar_create(path: str) -> None:
     import tarfile
 
@@ -699,6 +726,8 @@ OPS: dict[str, Callable[..., None]] = {
     "chmod": chmod_tree,
     "copy": copy_tree,
     "move": move_tree,
+    "read": read_file,
+    "write": write_file,
     "tar-create": tar_create,
     "tar-extract": tar_extract,
     "watch": watch,
@@ -706,10 +735,10 @@ OPS: dict[str, Callable[..., None]] = {
 }
 
 
-def main() -> int:
+def main(ops: dict[str, Callable[..., None]] = OPS) -> int:
     sys.setrecursionlimit(10_000)
     try:
-        OPS[sys.argv[1]](**json.loads(sys.argv[2]))
+        ops[sys.argv[1]](**json.loads(sys.argv[2]))
         sys.stdout.flush()
         return 0
     except BrokenPipeError:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
-from skerry.models import ImageInfo
+from skerry.models import ImageInfo, LayerChange
 from skerry.portal.contract import Portal
 
 
@@ -15,10 +15,15 @@ class Capabilities:
     """What this provider can do on this host; the API repeats it, so that nothing is promised that does not hold."""
 
     name: str
-    snapshots: bool = False
+    snapshots: str = "none"
+    """``instant``: milliseconds whatever the size; ``copy``: as long as a copy takes; ``none``: there are none."""
     isolation: bool = False
     uid_range: bool = False
     writable_system: bool = False
+    freeze: Literal["cgroup", "signals"] = "signals"
+    """How a machine is frozen. By signals, programs inside can tell, and one that is hostile can go on."""
+    mounts: bool = False
+    """Whether file systems of ours can be mounted in a machine that runs."""
     details: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -37,12 +42,53 @@ class Machine(Protocol):
     @property
     def portal(self) -> Portal: ...
 
-    async def stop(self) -> None:
-        """End every process; the files stay. Returns when nothing of it runs any more."""
+    async def freeze(self) -> None:
+        """Stop every process where it is, and the machine's clock. Raises ``FreezeFailedError``, then all go on.
+
+        Nothing may be asked of the portal meanwhile but what can wait for ``thaw``.
+        """
+        ...
+
+    async def thaw(self) -> None:
+        """Let them go on as if nothing had been. One that is not frozen stays as it is."""
+        ...
+
+    async def mount(self, path: str, read_only: bool) -> int:
+        """Attach a FUSE file system to a directory inside, which is made where it is missing and must be empty.
+
+        Returns the descriptor through which its server speaks to the kernel, for the caller to close. The path is
+        looked up inside, through no link. Raises ``OSError``; then nothing has changed.
+        """
+        ...
+
+    async def unmount(self, path: str) -> None:
+        """Detach what ``mount`` attached there, whoever still uses it."""
+        ...
+
+    async def stop(self, grace: float = 0.0) -> None:
+        """End every process; the files stay. Returns when nothing of it runs any more.
+
+        With ``grace``, every process gets a SIGTERM first and so many seconds to end by itself.
+        """
+        ...
+
+
+class Changes(Protocol):
+    """What differs between two states of a machine's files."""
+
+    async def list_(self, limit: int) -> tuple[list[LayerChange], bool]:
+        """The first so many, and whether there are more."""
+        ...
+
+    def tar(self) -> AsyncGenerator[bytes, None]:
+        """All of them, as a layer that container tools read."""
         ...
 
 
 class Provider(Protocol):
+    alone: bool
+    """No other process uses these machines, so what is unfinished was left by one that was killed."""
+
     def capabilities(self) -> Capabilities: ...
 
     async def open(self) -> None:
@@ -70,8 +116,50 @@ class Provider(Protocol):
 
     async def exists(self, id: str) -> bool: ...
 
-    async def sweep(self, keep: set[str]) -> list[str]:
-        """Remove what earlier servers left behind and no one owns: returns what was removed, in words."""
+    async def sweep(self, keep: set[str], snapshots: set[str]) -> list[str]:
+        """Remove what earlier servers left behind and no one owns: returns what was removed, in words.
+
+        Does nothing unless ``alone``, and afterwards others may come.
+        """
+        ...
+
+    async def snapshot(
+        self, id: str, snapshot: str, machine: Machine | None = None, previous: str | None = None
+    ) -> None:
+        """Keep the files of a machine as they are now; one that runs (``machine``) goes on. All or nothing.
+
+        ``previous`` is an older snapshot of the same machine, with which unchanged files may be shared.
+        """
+        ...
+
+    async def clone(self, snapshot: str, id: str) -> None:
+        """The files of a new machine, from a snapshot; ``SandboxExistsError`` if it has some already."""
+        ...
+
+    async def restore(self, snapshot: str, id: str, stop: Callable[[], Awaitable[None]]) -> None:
+        """Make the files of a machine those of a snapshot, all or nothing.
+
+        ``stop`` is called to end the machine when all that may fail has been done.
+        """
+        ...
+
+    async def remove_snapshot(self, snapshot: str) -> None:
+        """One that does not exist is already removed."""
+        ...
+
+    async def snapshots(self) -> set[str]: ...
+
+    async def make_room(self, size: int) -> None:
+        """So many bytes are about to be written: see to it, if that can be, that they fit."""
+        ...
+
+    async def deleted(self, id: str, image: str) -> list[str]:
+        """What a machine, running or not, has deleted of its image, as paths without a leading slash."""
+        ...
+
+    def changes(self, image: str, before: str | None, after: str, *, kin: bool = False) -> Changes:
+        """From a snapshot, or from the image itself, to a snapshot over the same image; ``kin`` says that both are of
+        one machine."""
         ...
 
     async def images(self) -> list[ImageInfo]: ...

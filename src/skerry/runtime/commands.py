@@ -97,7 +97,7 @@ async def run_once(
         feeding.add_done_callback(lambda _: os.close(feed))
     try:
         try:
-            async with asyncio.timeout(timeout):
+            async with portal.clock.timeout(timeout):
                 code = await child.wait()
         except TimeoutError:
             await end_tree(child)

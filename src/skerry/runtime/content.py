@@ -16,6 +16,7 @@ from typing import Self, TypeVar
 
 from skerry.errors import IsDirectoryError, NotRegularFileError
 from skerry.portal.contract import Portal
+from skerry.runtime.mounted import OnBucketError, fetch, fstat
 from skerry.runtime.paths import errors_about
 
 INLINE = 256 * 1024
@@ -124,13 +125,19 @@ def _write(fd: int, data: bytes | bytearray) -> None:
 
 
 async def open_regular(portal: Portal, path: str, flags: int, mode: int = 0o666) -> tuple[int, os.stat_result]:
-    """Open a regular file inside, and nothing else."""
+    """Open a regular file inside, and nothing else. Raises ``OnBucketError`` if it is to be written to a bucket."""
     with errors_about(path):
         fd = await portal.open(path, flags | os.O_NONBLOCK | os.O_NOCTTY, mode)
     try:
-        status = os.fstat(fd)
+        status = fstat(fd)
         check_regular(status.st_mode, path)
         os.set_blocking(fd, False)
+    except OnBucketError:
+        os.close(fd)
+        if flags & os.O_ACCMODE != os.O_RDONLY:
+            raise
+        fd, status = await fetch(portal, path)
+        check_regular(status.st_mode, path)
     except BaseException:
         os.close(fd)
         raise

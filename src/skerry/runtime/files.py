@@ -28,6 +28,7 @@ from skerry.models import ExtractResult, FileContent, FileEvent, FileInfo
 from skerry.portal.contract import Portal, Stat
 from skerry.runtime.archive import archive, extract
 from skerry.runtime.content import CHUNK, OpenFile, check_regular, is_binary, mime_type, open_regular, write_whole
+from skerry.runtime.mounted import OnBucketError, fstat, store
 from skerry.runtime.paths import check_changeable, describe, errors_about, facts, resolve
 from skerry.runtime.tool import Tool, run_tool
 
@@ -147,7 +148,21 @@ class Files:
         path = check_changeable(resolve(path, self._base), force)
         if isinstance(content, bytes) and length not in (None, len(content)):
             raise self._wrong_length(len(content), length)
-        return await self._store(path, content, length, mode)
+        try:
+            return await self._store(path, content, length, mode)
+        except OnBucketError:
+            whole = _once(content) if isinstance(content, bytes) else self._measured(content, length)
+            return await store(self._portal, path, whole)
+
+    async def _measured(self, content: AsyncIterator[bytes], length: int | None) -> AsyncIterator[bytes]:
+        count = 0
+        async for chunk in content:
+            count += len(chunk)
+            if length is not None and count > length:
+                raise self._wrong_length(count, length)
+            yield chunk
+        if length is not None and count != length:
+            raise self._wrong_length(count, length)
 
     async def _store(
         self, path: str, content: bytes | AsyncIterator[bytes], length: int | None, mode: int | None
@@ -191,7 +206,7 @@ class Files:
                 return None
             raise error_from_errno(error.errno or errno.EIO, path) from error
         try:
-            return os.fstat(fd)
+            return fstat(fd)
         finally:
             os.close(fd)
 
@@ -208,7 +223,11 @@ class Files:
                 with errors_about(posixpath.dirname(path)):
                     await self._portal.mkdir(posixpath.dirname(path), parents=True)
         try:
-            check_regular(os.fstat(fd).st_mode, path)
+            check_regular(fstat(fd).st_mode, path)
+        except OnBucketError:
+            await self._discard(temporary)
+            os.close(fd)
+            raise
         except BaseException:
             os.close(fd)
             raise
@@ -233,7 +252,10 @@ class Files:
         return count
 
     async def _overwrite(self, path: str, content: AsyncIterator[bytes], mode: int | None) -> int:
-        fd, status = await open_regular(self._portal, path, os.O_WRONLY | os.O_CREAT)
+        try:
+            fd, status = await open_regular(self._portal, path, os.O_WRONLY | os.O_CREAT)
+        except OnBucketError:
+            return await store(self._portal, path, content)
         try:
             with errors_about(path):
                 os.ftruncate(fd, 0)

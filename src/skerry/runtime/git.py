@@ -34,6 +34,7 @@ from skerry.runtime.repository import Repository, check_branch, parse_repository
 from skerry.runtime.tool import run_tool
 
 KEPT = 64 * 1024
+QUESTION_TIMEOUT = 30.0
 # Descriptor 3 holds what the credential protocol wants to read. It is opened anew, because git may ask more than once.
 HELPER = '!f() { test "$1" = get && { cat /proc/self/fd/3 2>/dev/null || cat <&3; }; }; f'
 SETTINGS: dict[str, str | None] = {
@@ -93,7 +94,7 @@ class Git:
         self._in_session = in_session
 
     async def clone(self, request: GitClone) -> GitCloneResult:
-        async with aclosing(self._clone(request)) as steps:
+        async with aclosing(self.clone_steps(request)) as steps:
             async for step in steps:
                 if isinstance(step, GitCloneResult):
                     return step
@@ -102,7 +103,7 @@ class Git:
     async def clone_stream(self, request: GitClone) -> AsyncIterator[GitEvent]:
         """Progress as git tells it, then ``complete`` or ``error``. A request that is wrong raises at once."""
         begun = False
-        async with aclosing(self._clone(request)) as steps:
+        async with aclosing(self.clone_steps(request)) as steps:
             try:
                 async for step in steps:
                     begun = True
@@ -115,10 +116,27 @@ class Git:
                     raise
                 yield GitEvent(type="error", error=error.to_wire()["error"])
 
-    async def _clone(self, request: GitClone) -> AsyncGenerator[str | GitCloneResult, None]:
+    async def checkout(self, path: str) -> GitCloneResult | None:
+        """Which repository a directory is a clone of, and what is checked out; None if it is none."""
+        try:
+            await self._portal.stat(f"{path}/.git")
+        except OSError as error:
+            if error.errno in (errno.ENOENT, errno.ENOTDIR):
+                return None
+            raise error_from_errno(error.errno or errno.EIO, path) from error
+        deadline = asyncio.get_running_loop().time() + QUESTION_TIMEOUT
+        async with GitRun(self, ["-C", path, "config", "--get", "remote.origin.url"]) as run:
+            async for _ in run.lines(deadline):
+                pass
+        branch, commit = await self._head(path, deadline)
+        url = _shown_url(run.stdout.strip())
+        return GitCloneResult(repo_url=url, branch=branch, target_dir=path, commit=commit)
+
+    async def clone_steps(self, request: GitClone) -> AsyncGenerator[str | GitCloneResult, None]:
+        """What git says on the way, then the result."""
         if request.session is not None and self._in_session is not None:
             portal, env = await self._in_session(request.session)
-            async with aclosing(Git(portal, env, self._base)._clone(request)) as steps:
+            async with aclosing(Git(portal, env, self._base).clone_steps(request)) as steps:
                 async for step in steps:
                     yield step
             return
@@ -299,6 +317,14 @@ def _clone_arguments(request: GitClone, repository: Repository, target: str) -> 
         # git ignores the depth for a path, but not for the same path as a URL.
         url = f"file://{url}" if url.startswith("/") else url
     return [*arguments, "--", url, target]
+
+
+def _shown_url(url: str) -> str:
+    """An origin as somebody configured it inside, perhaps with a password in it."""
+    try:
+        return parse_repository(url).url
+    except SkerryError:
+        return url if "@" not in url else url.rpartition("@")[2]
 
 
 def _credential(repository: Repository) -> int:

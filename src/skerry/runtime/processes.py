@@ -60,6 +60,8 @@ class Process:
         self.child: Child | None = None
         self.stdin = -1
         self.why_killed: str | None = None
+        self.asked_to_end = False
+        """Whether the whole machine was, so that its end is nobody's fault."""
         self.writing = asyncio.Lock()
         self._writer: asyncio.Future[None] | None = None
 
@@ -173,7 +175,8 @@ class Processes:
         except SandboxLostError as lost:
             for pump in pumps:
                 pump.close()
-            self._finish(process, ProcessStatus.KILLED, None, lost.message)
+            late = "It did not end in the time it had after SIGTERM, and was killed when the sandbox was put to sleep."
+            self._finish(process, ProcessStatus.KILLED, None, late if process.asked_to_end else lost.message)
             return
         for pump in pumps:
             pump.drain()
@@ -181,6 +184,11 @@ class Processes:
         exit_code = code if code >= 0 else 128 - code
         if process.why_killed is not None:
             status, error = ProcessStatus.KILLED, process.why_killed
+        elif process.asked_to_end and code >= 0:
+            status = ProcessStatus.COMPLETED if code == 0 else ProcessStatus.FAILED
+            error = "It ended by itself after SIGTERM, when the sandbox was put to sleep."
+        elif process.asked_to_end and code == -signals.SIGTERM:
+            status, error = ProcessStatus.KILLED, "It was ended by SIGTERM, when the sandbox was put to sleep."
         elif code < 0:
             status, error = ProcessStatus.KILLED, f"It was ended by {signals.Signals(-code).name}."
         else:
@@ -205,7 +213,7 @@ class Processes:
 
     async def _expire(self, process: Process, child: Child, seconds: float) -> None:
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
+            async with process.portal.clock.timeout(seconds):
                 await process.ended.wait()
                 return
         process.why_killed = f"It ran longer than the {seconds:g} seconds it was given."
@@ -325,7 +333,7 @@ class Processes:
         given = request.timeout if request.until == "exit" or "timeout" in request.model_fields_set else WAIT
         seconds = None if given is None else given / 1000
         try:
-            async with asyncio.timeout(seconds):
+            async with process.portal.clock.timeout(seconds):
                 if request.until == "exit":
                     await process.ended.wait()
                     return WaitResult(exit_code=process.info.exit_code)
@@ -384,6 +392,17 @@ class Processes:
             hint="Look at its logs.",
             details={"exitCode": info.exit_code, "status": info.status.value},
         )
+
+    def take_leave(self) -> None:
+        """Everything inside is about to be asked to end."""
+        for process in self._processes.values():
+            process.asked_to_end = not process.ended.is_set()
+
+    def last_words(self) -> dict[str, Sequence[str]]:
+        """After ``take_leave`` and the end of the machine: who ended when asked, and who had to be killed."""
+        asked = [process.info for process in self._processes.values() if process.asked_to_end]
+        ended = [info.id for info in asked if info.exit_code is not None]
+        return {"ended": ended, "killed": [info.id for info in asked if info.exit_code is None]} if asked else {}
 
     async def close(self) -> None:
         for task in list(self._tasks):

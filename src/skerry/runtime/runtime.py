@@ -47,6 +47,8 @@ class Runtime:
         past_contexts: Sequence[Remembered] = (),
     ) -> None:
         self.portal = portal
+        self.on_command: Callable[[float, int, bool], None] | None = None
+        """Told of every command that ended: seconds, exit code, and whether it ran out of time."""
         self.sessions = Sessions(portal, env)
         self.processes = Processes(self.sessions, on_process, past)
         self.terminals = Terminals(self.sessions)
@@ -54,6 +56,11 @@ class Runtime:
         self.watches = Watches(portal)
         self.code = Contexts(portal, self.sessions.env, provision, contexts, past_contexts)
         self.git = Git(portal, self.sessions.env, in_session=self._in_session)
+
+    async def take_leave(self) -> None:
+        """The machine will ask every process to end: know it from one that ends for reasons of its own."""
+        self.processes.take_leave()
+        await self.terminals.hang_up()
 
     async def close(self) -> None:
         await self.processes.close()
@@ -135,19 +142,24 @@ class Runtime:
         on_start: Callable[[Sequence[Pump]], None] | None = None,
     ) -> Outcome:
         timeout = None if request.timeout is None else request.timeout / 1000
+        began = time.perf_counter()
         if request.session is not None:
             session = self.sessions.find(request.session)
-            return await session.run(task, on_stdout, on_stderr, timeout=timeout, on_start=on_start)
-        return await run_once(
-            self.portal,
-            task,
-            on_stdout,
-            on_stderr,
-            env=merged(self.sessions.env, request.env),
-            cwd=request.cwd or WORKSPACE,
-            timeout=timeout if timeout is not None else self.sessions.default_timeout,
-            on_start=on_start,
-        )
+            outcome = await session.run(task, on_stdout, on_stderr, timeout=timeout, on_start=on_start)
+        else:
+            outcome = await run_once(
+                self.portal,
+                task,
+                on_stdout,
+                on_stderr,
+                env=merged(self.sessions.env, request.env),
+                cwd=request.cwd or WORKSPACE,
+                timeout=timeout if timeout is not None else self.sessions.default_timeout,
+                on_start=on_start,
+            )
+        if self.on_command is not None:
+            self.on_command(time.perf_counter() - began, outcome.exit_code, outcome.timed_out)
+        return outcome
 
     async def _in_session(self, id: str) -> tuple[Portal, Mapping[str, str]]:
         session = self.sessions.find(id)
@@ -160,7 +172,7 @@ class Runtime:
         given = request.timeout if "timeout" in request.model_fields_set else WAIT
         seconds = None if given is None else given / 1000
         try:
-            async with asyncio.timeout(seconds):
+            async with self.portal.clock.timeout(seconds):
                 return await port_opens(
                     self.portal,
                     port,

@@ -204,7 +204,7 @@ class Shell:
         try:
             await write_all(self._orders, order)
             try:
-                async with asyncio.timeout(timeout):
+                async with self._portal.clock.timeout(timeout):
                     outcome = await self._finish()
             except TimeoutError:
                 await self._interrupt()
@@ -288,7 +288,7 @@ class Shell:
             await self._child.kill(UNWIND, tree=False)
             await self._child.kill(how, spare=self._earlier, spare_root=True)
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(GRACE):
+                async with self._portal.clock.timeout(GRACE):
                     await self._finish()
                     break
         else:

@@ -1,4 +1,7 @@
-"""One run of the portal's ``tools.py`` inside a sandbox. What it says is as untrusted as all that comes from inside."""
+"""One run of the portal's ``tools.py``, or of a script beside it, inside a sandbox.
+
+What it says is as untrusted as all that comes from inside.
+"""
 
 from __future__ import annotations
 
@@ -23,9 +26,14 @@ LONGEST_LINE = 1 << 17
 class Tool:
     """``async with Tool(portal, "list", {"path": …}) as run``: leaving ends the process, whatever state it is in."""
 
-    def __init__(self, portal: Portal, op: str, arguments: Mapping[str, Any], *, stdin: bool = False) -> None:
+    def __init__(
+        self, portal: Portal, op: str, arguments: Mapping[str, Any], *, stdin: bool = False, script: str = "tools"
+    ) -> None:
+        self.clock = portal.clock
         self._portal = portal
-        self._argv = [*portal.python, portal.tools, op, json.dumps(arguments)]
+        folder, name = os.path.split(portal.tools)
+        path = os.path.join(folder, script + os.path.splitext(name)[1])
+        self._argv = [*portal.python, path, op, json.dumps(arguments)]
         self._wants_stdin = stdin
         self._child: Child | None = None
         self._ended = False
@@ -83,10 +91,19 @@ class Tool:
             if len(rest) > LONGEST_LINE:
                 raise self._nonsense()
 
-    async def finish(self) -> None:
-        """Wait for its end and raise what it failed with, if it did."""
+    async def remarks(self) -> AsyncIterator[bytes]:
+        """What it says beside its output, line by line; a last one that has no end is what it failed with."""
+        rest = b""
+        while data := await read_some(self._stderr):
+            *lines, rest = (rest + data).split(b"\n")
+            for line in lines:
+                yield line
+            if len(rest) > LONGEST_LINE:
+                raise self._nonsense()
+
+    async def finish(self, said: bytes = b"") -> None:
+        """Wait for its end and raise what it failed with, if it did; ``said`` is what its remarks ended with."""
         assert self._child is not None
-        said = b""
         while len(said) < LONGEST_LINE and (data := await read_some(self._stderr)):
             said += data
         code = await self._child.wait()

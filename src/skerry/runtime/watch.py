@@ -162,7 +162,7 @@ class Journal:
         answer: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         self._answers[self._syncs] = answer
         try:
-            async with asyncio.timeout(ANSWER_WITHIN):
+            async with self._run.clock.timeout(ANSWER_WITHIN):
                 await self._run.write(b"sync %d\n" % self._syncs)
                 return await answer
         except BrokenPipeError:

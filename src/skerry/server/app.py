@@ -8,15 +8,37 @@ from typing import Any
 
 from fastapi import APIRouter, FastAPI, Response
 
+from skerry.control.metrics import CONTENT_TYPE
 from skerry.control.registry import Registry
 from skerry.models import Health
-from skerry.server import auth, code, commands, errors, fetch, files, git, images, ports, processes, sandboxes, terminal
+from skerry.server import (
+    auth,
+    backups,
+    bootstrap,
+    code,
+    commands,
+    errors,
+    fetch,
+    files,
+    git,
+    images,
+    mounts,
+    ports,
+    processes,
+    sandboxes,
+    snapshots,
+    terminal,
+    workspaces,
+)
 from skerry.server.answers import answer
 from skerry.server.nouns import noun_router
 from skerry.server.preview.front import Front, Previews
 from skerry.settings import Settings
 
 VERSION = version("skerry")
+MEASURED: dict[int | str, dict[str, Any]] = {
+    200: {"description": "As Prometheus reads it.", "content": {"text/plain": {"schema": {"type": "string"}}}}
+}
 
 
 def _health(registry: Registry) -> APIRouter:
@@ -25,9 +47,20 @@ def _health(registry: Registry) -> APIRouter:
     @router.get("/health", response_model=Health)
     async def health() -> Response:
         can = registry.provider.capabilities()
-        flags = {"sessions": can.isolation, "uidRange": can.uid_range, "writableSystem": can.writable_system}
-        bindings = {"sandbox": True, "projectData": False, "backupBucket": False}
-        return answer(Health(version=VERSION, provider=can.name, isolation=flags, bindings=bindings))
+        flags = {
+            "sessions": can.isolation,
+            "uidRange": can.uid_range,
+            "writableSystem": can.writable_system,
+            "freeze": can.freeze,
+        }
+        bindings = {"sandbox": True, "projectData": can.mounts, "backupBucket": True}
+        return answer(
+            Health(version=VERSION, provider=can.name, isolation=flags, bindings=bindings, snapshots=can.snapshots)
+        )
+
+    @router.get("/metrics", response_class=Response, responses=MEASURED)
+    async def metrics() -> Response:
+        return Response(await registry.measurements(), headers={"Content-Type": CONTENT_TYPE})
 
     return router
 
@@ -58,7 +91,8 @@ def create_app(registry: Registry, settings: Settings) -> FastAPI:
     app.state.closing = asyncio.Event()
     errors.install(app)
     # Routes are tried in turn, so the busiest come first; an included router would be matched twice.
-    for noun in (commands, code, files, processes, ports, sandboxes, git, terminal, images):
+    nouns = (commands, code, files, processes, ports, sandboxes, git, mounts, bootstrap, terminal, images)
+    for noun in (*nouns, snapshots, backups, workspaces):
         app.router.routes.extend(noun.routes(registry).routes)
     app.router.routes.extend(_health(registry).routes)
     app.state.previews = Previews(registry, settings, app.state.closing)

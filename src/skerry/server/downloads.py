@@ -6,7 +6,7 @@ import asyncio
 import re
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, aclosing, suppress
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 from urllib.parse import quote
 
 from fastapi import Response
@@ -19,7 +19,10 @@ from skerry.server.disconnect import until_disconnect
 from skerry.server.errors import unexpected
 
 if TYPE_CHECKING:
+    from skerry.providers.contract import Changes
     from skerry.runtime.runtime import Runtime
+
+T = TypeVar("T")
 
 _RANGE = re.compile(r"\s*bytes\s*=\s*(\d{0,18})\s*-\s*(\d{0,18})\s*", re.ASCII | re.IGNORECASE)
 BYTES: dict[str, Any] = {"type": "string", "format": "binary"}
@@ -58,11 +61,11 @@ def requested_range(headers: Headers, size: int) -> tuple[int, int] | None:
     return offset, end - offset
 
 
-class Download(Response):
+class Download(Response, Generic[T]):
     """A response that holds the sandbox open while its bytes flow; what fails before the first is an HTTP error."""
 
     def __init__(
-        self, use: AbstractAsyncContextManager[Runtime], deliver: Callable[[Runtime, Scope, Send], Awaitable[None]]
+        self, use: AbstractAsyncContextManager[T], deliver: Callable[[T, Scope, Send], Awaitable[None]]
     ) -> None:
         super().__init__()
         self._use, self._deliver = use, deliver
@@ -72,8 +75,8 @@ class Download(Response):
             await until_disconnect(receive, self._run(scope, send))
 
     async def _run(self, scope: Scope, send: Send) -> None:
-        async with self._use as runtime:
-            await self._deliver(runtime, scope, send)
+        async with self._use as held:
+            await self._deliver(held, scope, send)
 
 
 async def _start(send: Send, status: int, headers: dict[str, str]) -> None:
@@ -97,7 +100,7 @@ async def _pour(send: Send, chunks: AsyncIterator[bytes], length: int | None = N
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
-def file_download(use: AbstractAsyncContextManager[Runtime], path: str) -> Download:
+def file_download(use: AbstractAsyncContextManager[Runtime], path: str) -> Download[Runtime]:
     async def deliver(runtime: Runtime, scope: Scope, send: Send) -> None:
         async with await runtime.files.open(path) as file:
             headers = {"Content-Type": file.mime_type, **attachment(path)}
@@ -116,11 +119,22 @@ def file_download(use: AbstractAsyncContextManager[Runtime], path: str) -> Downl
     return Download(use, deliver)
 
 
-def archive_download(use: AbstractAsyncContextManager[Runtime], path: str) -> Download:
+def archive_download(use: AbstractAsyncContextManager[Runtime], path: str) -> Download[Runtime]:
     async def deliver(runtime: Runtime, scope: Scope, send: Send) -> None:
         async with aclosing(cast("AsyncGenerator[bytes, None]", runtime.files.archive(path))) as chunks:
             first = await anext(chunks, b"")
             await _start(send, 200, {"Content-Type": "application/x-tar"} | attachment(path, ".tar"))
+            await send({"type": "http.response.body", "body": first, "more_body": True})
+            await _pour(send, chunks)
+
+    return Download(use, deliver)
+
+
+def changes_download(use: AbstractAsyncContextManager[Changes], name: str) -> Download[Changes]:
+    async def deliver(changes: Changes, scope: Scope, send: Send) -> None:
+        async with aclosing(changes.tar()) as chunks:
+            first = await anext(chunks, b"")
+            await _start(send, 200, {"Content-Type": "application/x-tar"} | attachment(name, ".tar"))
             await send({"type": "http.response.body", "body": first, "more_body": True})
             await _pour(send, chunks)
 

@@ -204,7 +204,7 @@ async def _reach(registry: Registry, id: str, port: int) -> tuple[asyncio.Stream
 
 
 async def _until_gone(registry: Registry, id: str, runtime: Runtime) -> None:
-    while registry.peek(id) is runtime:  # noqa: ASYNC110 - nobody announces it
+    while registry.look(id) is runtime:  # noqa: ASYNC110 - nobody announces it
         await asyncio.sleep(LOOK_EVERY)
 
 

@@ -2,22 +2,57 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from contextlib import nullcontext
+from typing import Annotated, Any
 
-from fastapi import APIRouter, Query, Response
+from fastapi import APIRouter, Header, Query, Response
 
 from skerry.control.registry import Registry
-from skerry.errors import InvalidRequestError
-from skerry.models import CreateSandbox, Destroyed, EventList, SandboxInfo, SandboxList, SetEnv, State, UpdateSandbox
+from skerry.errors import InvalidRequestError, SkerryError
+from skerry.models import (
+    CreateSandbox,
+    Destroyed,
+    EventList,
+    SandboxEvent,
+    SandboxInfo,
+    SandboxList,
+    SetEnv,
+    SleepSandbox,
+    StartSandbox,
+    State,
+    UpdateSandbox,
+    WakeSandbox,
+    now,
+)
 from skerry.server.answers import answer
 from skerry.server.nouns import noun_router
 from skerry.server.paths import LARGEST, SandboxId
+from skerry.server.sse import EventStream
+
+STREAMED: dict[int | str, dict[str, Any]] = {
+    200: {
+        "description": "Server-sent events: each a SandboxEvent, with its id as the event's.",
+        "content": {"text/event-stream": {"schema": {"type": "string"}}},
+    }
+}
 
 
 def _labels(pairs: list[str]) -> dict[str, str]:
     if bad := [pair for pair in pairs if "=" not in pair]:
         raise InvalidRequestError(f"The label {bad[0]!r} is not of the form name=value.")
     return dict(pair.split("=", 1) for pair in pairs)
+
+
+def _number(last: str | None, after: int) -> int:
+    if last is None or not last:
+        return after
+    if len(last) > 19 or not last.isascii() or not last.isdigit():
+        raise InvalidRequestError(f"Last-Event-ID {last[:40]!r} is not the id of an event.")
+    return int(last)
+
+
+def _failure(id: str, error: SkerryError) -> SandboxEvent:
+    return SandboxEvent(id=0, sandbox_id=id, kind="error", message=str(error), at=now())
 
 
 def routes(registry: Registry) -> APIRouter:
@@ -60,8 +95,8 @@ def routes(registry: Registry) -> APIRouter:
         return answer(Destroyed(sandbox_id=id))
 
     @router.post("/{id}/start", response_model=SandboxInfo)
-    async def start_sandbox(id: SandboxId) -> Response:
-        return answer(await registry.start(id))
+    async def start_sandbox(id: SandboxId, body: StartSandbox | None = None) -> Response:
+        return answer(await registry.start(id, body))
 
     @router.post("/{id}/stop", response_model=SandboxInfo)
     async def stop_sandbox(id: SandboxId) -> Response:
@@ -70,6 +105,18 @@ def routes(registry: Registry) -> APIRouter:
     @router.post("/{id}/restart", response_model=SandboxInfo)
     async def restart_sandbox(id: SandboxId) -> Response:
         return answer(await registry.restart(id))
+
+    @router.post("/{id}/sleep", response_model=SandboxInfo)
+    async def put_sandbox_to_sleep(id: SandboxId, body: SleepSandbox | None = None) -> Response:
+        return answer(await registry.sleep(id, body or SleepSandbox()))
+
+    @router.post("/{id}/wake", response_model=SandboxInfo)
+    async def wake_sandbox(id: SandboxId, body: WakeSandbox | None = None) -> Response:
+        return answer(await registry.wake(id, body))
+
+    @router.post("/{id}/touch", response_model=SandboxInfo)
+    async def touch_sandbox(id: SandboxId) -> Response:
+        return answer(await registry.renew(id))
 
     @router.put("/{id}/env", response_model=SandboxInfo)
     async def set_env(id: SandboxId, body: SetEnv) -> Response:
@@ -81,6 +128,16 @@ def routes(registry: Registry) -> APIRouter:
         after: Annotated[int, Query(ge=0, le=LARGEST, description="Only events with a larger id.")] = 0,
         limit: Annotated[int, Query(ge=1, le=1000)] = 100,
     ) -> Response:
-        return answer(EventList(events=await registry.events(id, after=after, limit=limit)))
+        found = await registry.events(id, after=after, limit=limit)
+        return answer(EventList(events=found, next_cursor=found[-1].id if found else None))
+
+    @router.get("/{id}/events/stream", responses=STREAMED, response_class=Response)
+    async def follow_sandbox_events(
+        id: SandboxId,
+        after: Annotated[int, Query(ge=0, le=LARGEST, description="Only events with a larger id.")] = 0,
+        last_event_id: Annotated[str | None, Header(description="The same, as browsers say it.")] = None,
+    ) -> Response:
+        seen = _number(last_event_id, after)
+        return EventStream(nullcontext(), lambda _: registry.follow(id, seen), lambda error: _failure(id, error))
 
     return router

@@ -6,20 +6,18 @@ import asyncio
 import json
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, aclosing, suppress
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, Generic, TypeVar, cast
 
 from fastapi import Response
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
 from skerry.errors import SkerryError
-from skerry.models import Result
+from skerry.models import Result, SandboxEvent
 from skerry.server.disconnect import until_disconnect
 from skerry.server.errors import as_skerry_error
 
-if TYPE_CHECKING:
-    from skerry.runtime.runtime import Runtime
-
+T = TypeVar("T")
 KEEPALIVE = 15.0
 OPENING = 0.5
 HEADERS = [
@@ -30,7 +28,9 @@ HEADERS = [
 
 
 def encode(event: Result) -> bytes:
-    return b"data: " + event.model_dump_json(by_alias=True, exclude_none=True).encode() + b"\n\n"
+    # With a number, where there is one, a client that lost the connection goes on where it was.
+    number = b"id: %d\n" % event.id if isinstance(event, SandboxEvent) else b""
+    return number + b"data: " + event.model_dump_json(by_alias=True, exclude_none=True).encode() + b"\n\n"
 
 
 def encode_failure(event: Result, error: SkerryError) -> bytes:
@@ -48,7 +48,7 @@ def documented(event: type[Result]) -> dict[int | str, dict[str, Any]]:
     return {200: {"description": "Server-sent events.", "content": {"text/event-stream": {"schema": schema}}}}
 
 
-class EventStream(Response):
+class EventStream(Response, Generic[T]):
     """Holds the sandbox and the source of events for exactly as long as the client listens.
 
     An error before the first event is an ordinary HTTP error; a later one becomes an `error` event. A source that stays
@@ -57,8 +57,8 @@ class EventStream(Response):
 
     def __init__(
         self,
-        use: AbstractAsyncContextManager[Runtime],
-        source: Callable[[Runtime], AsyncIterator[Result]],
+        use: AbstractAsyncContextManager[T],
+        source: Callable[[T], AsyncIterator[Result]],
         failure: Callable[[SkerryError], Result],
     ) -> None:
         super().__init__()
@@ -73,12 +73,12 @@ class EventStream(Response):
     async def _run(self, send: Send, closing: asyncio.Event) -> None:
         # Everything is entered, iterated and left in this one task: a source may hold timeouts or task groups open
         # across its yields, and those belong to a task.
-        async with self._use as runtime:
+        async with self._use as held:
             pump = asyncio.current_task()
             assert pump is not None
             heart = asyncio.ensure_future(self._beat(send, closing, pump))
             try:
-                async with aclosing(cast("AsyncGenerator[Result, None]", self._source(runtime))) as events:
+                async with aclosing(cast("AsyncGenerator[Result, None]", self._source(held))) as events:
                     async for event in events:
                         await self._write(send, encode(event))
                         await asyncio.sleep(0)  # a source that never waits must not starve the others

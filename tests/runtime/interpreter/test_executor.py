@@ -12,6 +12,7 @@ import pytest
 import pytest_asyncio
 
 from skerry.models import CodeEvent
+from skerry.portal.clock import Clock
 from skerry.portal.contract import Child
 from skerry.portal.inside import InsidePortal
 from skerry.runtime.interpreter.executor import Executor, Order, Pipes
@@ -73,7 +74,7 @@ def test_a_count_that_makes_no_sense_holds_nothing_back_for_good() -> None:
 async def test_whether_the_code_was_begun_decides_what_its_death_means(played: Played, taken: bool) -> None:
     executor, ends, child = played
     run = Run("", {}, None, lambda event, size: None)
-    following = asyncio.ensure_future(run.follow(executor, Transcript(run.emit)))
+    following = asyncio.ensure_future(run.follow(executor, Transcript(run.emit), Clock()))
     await asyncio.sleep(0.05)
     if taken:
         say(ends, type="started", run=1)

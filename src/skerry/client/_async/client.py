@@ -1,4 +1,4 @@
-"""A server: its sandboxes and images."""
+"""A server: its sandboxes, images and backups."""
 
 from __future__ import annotations
 
@@ -7,10 +7,29 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
+import httpx
+
 from skerry.client._async.connection import AsyncConnection, AsyncStream
 from skerry.client.concurrency import AsyncContent, body_async
-from skerry.client.values import given
-from skerry.models import Health, ImageInfo, ImageList, SandboxInfo, SandboxList, State
+from skerry.client.values import Snapshot, given, snapshot_name
+from skerry.models import (
+    BackupInfo,
+    BackupList,
+    BucketInfo,
+    BucketList,
+    Deleted,
+    Diff,
+    Health,
+    ImageInfo,
+    ImageList,
+    LayerChange,
+    SandboxInfo,
+    SandboxList,
+    SnapshotInfo,
+    SnapshotList,
+    State,
+    StoredWorkspaces,
+)
 
 if TYPE_CHECKING:
     from skerry.client._async.sandbox import AsyncSandbox
@@ -21,6 +40,13 @@ class AsyncClient:
 
     def __init__(self, url: str | None = None, api_key: str | None = None, home: str | Path | None = None) -> None:
         self.connection = AsyncConnection(url, api_key, home)
+
+    @classmethod
+    def over(cls, connection: AsyncConnection) -> AsyncClient:
+        """A client that shares a connection which is somebody else's to close."""
+        client = cls.__new__(cls)
+        client.connection = connection
+        return client
 
     def sandbox(self, id: str | None = None, **options: Any) -> AsyncSandbox:
         """The sandbox with this name, made on first use."""
@@ -90,6 +116,68 @@ class AsyncClient:
     async def remove_image(self, name: str) -> None:
         await self.connection.request("DELETE", f"/v1/images/{quote(name, safe='')}")
 
+    async def list_snapshots(self, sandbox: str | None = None) -> list[SnapshotInfo]:
+        """Every snapshot, or those of one sandbox, oldest first."""
+        response = await self.connection.request("GET", "/v1/snapshots", params=given(sandbox=sandbox))
+        return SnapshotList.model_validate_json(response.content).snapshots
+
+    async def get_snapshot(self, snapshot: Snapshot) -> SnapshotInfo:
+        response = await self.connection.request("GET", _snapshot_path(snapshot))
+        return SnapshotInfo.model_validate_json(response.content)
+
+    async def delete_snapshot(self, snapshot: Snapshot, *, force: bool = False) -> None:
+        """``force`` also deletes one that sandboxes were made from; they do not need it."""
+        params = {"force": "true"} if force else {}
+        await self.connection.request("DELETE", _snapshot_path(snapshot), params=params)
+
+    async def diff(self, snapshot: Snapshot, to: Snapshot | None = None) -> list[LayerChange]:
+        """What a snapshot changed of its image; with ``to``, what changed from it to that one."""
+        params = given(to=None if to is None else snapshot_name(to))
+        response = await self.connection.request("GET", f"{_snapshot_path(snapshot)}/diff", params=params)
+        return Diff.model_validate_json(response.content).changes
+
+    async def download_diff(self, local: str | Path, snapshot: Snapshot, to: Snapshot | None = None) -> int:
+        """Write the same to a tar, in which ``.wh.NAME`` says that a file was deleted. Returns its size."""
+        params = given(to=None if to is None else snapshot_name(to), format="tar")
+        async with self.connection.stream("GET", f"{_snapshot_path(snapshot)}/diff", params=params) as response:
+            return await save_async(response, local)
+
+    async def list_backups(
+        self, *, sandbox: str | None = None, name: str | None = None, bucket: str | None = None
+    ) -> BackupList:
+        """The backups there are, oldest first; ``unreachable`` names buckets that did not answer."""
+        params = given(sandbox=sandbox, name=name, bucket=bucket)
+        response = await self.connection.request("GET", "/v1/backups", params=params)
+        return BackupList.model_validate_json(response.content)
+
+    async def get_backup(self, backup: str, *, bucket: str | None = None) -> BackupInfo:
+        """A backup by its id."""
+        path = f"/v1/backups/{quote(backup, safe='')}"
+        response = await self.connection.request("GET", path, params=given(bucket=bucket))
+        return BackupInfo.model_validate_json(response.content)
+
+    async def delete_backup(self, backup: BackupInfo | str, *, bucket: str | None = None) -> None:
+        """Delete a backup, or cancel one that is being made."""
+        id, place = (backup, bucket) if isinstance(backup, str) else (backup.id, bucket or backup.bucket)
+        path = f"/v1/backups/{quote(id, safe='')}"
+        await self.connection.request("DELETE", path, params=given(bucket=place))
+
+    async def buckets(self) -> list[BucketInfo]:
+        """The buckets that the server knows."""
+        response = await self.connection.request("GET", "/v1/buckets")
+        return BucketList.model_validate_json(response.content).buckets
+
+    async def list_workspaces(self) -> StoredWorkspaces:
+        """What is stored of which sandbox's workspace, and how much each owner has."""
+        response = await self.connection.request("GET", "/v1/workspaces")
+        return StoredWorkspaces.model_validate_json(response.content)
+
+    async def delete_workspace(self, sandbox: str, *, bucket: str | None = None) -> int:
+        """Delete what is stored of a sandbox's workspace; how many files that were. The sandbox keeps its own."""
+        path = f"/v1/workspaces/{quote(sandbox, safe='')}"
+        response = await self.connection.request("DELETE", path, params=given(bucket=bucket))
+        return Deleted.model_validate_json(response.content).files
+
     async def aclose(self) -> None:
         await self.connection.aclose()
 
@@ -98,3 +186,16 @@ class AsyncClient:
 
     async def __aexit__(self, *_: object) -> None:
         await self.aclose()
+
+
+async def save_async(response: httpx.Response, local: str | Path) -> int:
+    """Write what a response brings to a file; how much that was."""
+    size = 0
+    with open(local, "wb") as file:
+        async for piece in response.aiter_bytes():
+            size += file.write(piece)
+    return size
+
+
+def _snapshot_path(snapshot: Snapshot) -> str:
+    return f"/v1/snapshots/{quote(snapshot_name(snapshot), safe='')}"

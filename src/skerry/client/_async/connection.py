@@ -16,7 +16,7 @@ from skerry.client.concurrency import AsyncLock, run_blocking_async
 from skerry.client.endpoint import Endpoint, resolve
 from skerry.client.frames import AsyncFrames
 from skerry.client.sse import response_to_iterator_async
-from skerry.client.values import Hooks, given
+from skerry.client.values import Hooks
 from skerry.client.wire import dump, failure
 from skerry.errors import SandboxExistsError, SkerryError
 from skerry.models import ANSWERED_BY, SandboxInfo
@@ -226,10 +226,20 @@ class AsyncLink:
             yield response
 
     async def events(
-        self, model: type[M], method: str, path: str, *, json: Any = None, params: dict[str, Any] | None = None
+        self,
+        model: type[M],
+        method: str,
+        path: str,
+        *,
+        json: Any = None,
+        params: dict[str, Any] | None = None,
+        headers: dict[str, str] | None = None,
+        prepare: bool = True,
     ) -> AsyncGenerator[M, None]:
-        await self.prepare()
-        async with self.connection.stream(method, self._base + path, json=json, params=params) as response:
+        if prepare:
+            await self.prepare()
+        whole = self._base + path
+        async with self.connection.stream(method, whole, json=json, params=params, headers=headers) as response:
             events = response_to_iterator_async(response, model)
             try:
                 async for event in events:
@@ -261,5 +271,6 @@ class AsyncLink:
         env = {name: value for name, value in wanted.get("env", {}).items() if info.env.get(name) != value}
         if env:
             await self.request("PUT", "/env", json={"env": env}, prepare=False)
-        if settings := given(sleepAfter=wanted.get("sleepAfter")):
+        changeable = ("sleepAfter", "keepAlive", "onIdle", "hibernateAfter")
+        if settings := {name: wanted[name] for name in changeable if name in wanted}:
             await self.request("PATCH", "", json=settings, prepare=False)

@@ -7,24 +7,40 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+from skerry.client._async.backups import AsyncBackups
+from skerry.client._async.bootstrap import AsyncBootstrap
 from skerry.client._async.client import AsyncClient
 from skerry.client._async.code import AsyncCode
 from skerry.client._async.commands import AsyncCommands
 from skerry.client._async.connection import AsyncConnection, AsyncLink
 from skerry.client._async.lifecycle import AsyncLifecycle
+from skerry.client._async.mounts import AsyncMounts
 from skerry.client._async.ports import AsyncPorts
 from skerry.client._async.processes import AsyncProcesses
+from skerry.client._async.snapshots import AsyncSnapshots
 from skerry.client._async.terminal import AsyncTerminals
 from skerry.client._async.transfers import AsyncTransfers
-from skerry.client.values import Hooks, Seconds, given, milliseconds, sandbox_name
+from skerry.client._async.workspaces import AsyncWorkspaces
+from skerry.client.values import Hooks, Seconds, Snapshot, given, milliseconds, sandbox_name, snapshot_name
 from skerry.errors import SandboxNotFoundError, SessionExistsError
-from skerry.models import SandboxInfo, SessionInfo, State
+from skerry.models import ForkResult, SandboxInfo, SessionInfo, Stage, State
 
 Sandboxes = list[SandboxInfo]
 
 
 class AsyncOperations(
-    AsyncCommands, AsyncCode, AsyncProcesses, AsyncTerminals, AsyncPorts, AsyncTransfers, AsyncLifecycle
+    AsyncCommands,
+    AsyncCode,
+    AsyncProcesses,
+    AsyncTerminals,
+    AsyncPorts,
+    AsyncMounts,
+    AsyncBootstrap,
+    AsyncTransfers,
+    AsyncSnapshots,
+    AsyncBackups,
+    AsyncWorkspaces,
+    AsyncLifecycle,
 ):
     """Everything that can be done in a sandbox, from the sandbox itself or from one of its sessions."""
 
@@ -33,6 +49,16 @@ class AsyncOperations(
     async def get_session(self, session: str) -> AsyncSession:
         """The session with this id; raises ``SessionNotFoundError`` when there is none."""
         return AsyncSession(self._link, await self._link.get(SessionInfo, f"/sessions/{quote(session, safe='')}"))
+
+    async def fork(self, count: int = 1, *, ids: Sequence[str] | None = None) -> list[AsyncSandbox]:
+        """New sandboxes with the files, environment, labels and limits that this one has now; nothing runs in them.
+
+        What is written in one of them later is seen in no other. They share this one's connection.
+        """
+        body = {"count": count} if ids is None else {"ids": [sandbox_name(id) for id in ids]}
+        found = await self._link.post(ForkResult, "/fork", body)
+        client = AsyncClient.over(self._link.connection)
+        return [AsyncSandbox(info.id, client=client) for info in found.sandboxes]
 
 
 class AsyncSession(AsyncOperations):
@@ -61,8 +87,9 @@ class AsyncSandbox(AsyncOperations):
         async with AsyncSandbox("demo") as sandbox:
             result = await sandbox.exec("python3 -c 'print(6 * 7)'")
 
-    Nothing happens until the first operation. ``image``, ``env``, ``labels``, ``limits``, ``sleep_after`` and
-    ``ephemeral`` say how to make the sandbox; if it exists already with another image, the first operation says so.
+    Nothing happens until the first operation. ``image``, ``env``, ``labels``, ``limits``, ``sleep_after``,
+    ``keep_alive``, ``on_idle``, ``hibernate_after`` and ``ephemeral`` say how to make the sandbox; if it exists already
+    with another image, the first operation says so.
     Without ``id`` it gets a name of its own. Leaving the ``async with`` closes the connection, and destroys the
     sandbox only if ``ephemeral=True`` was given.
 
@@ -79,6 +106,9 @@ class AsyncSandbox(AsyncOperations):
         labels: Mapping[str, str] | None = None,
         limits: Mapping[str, Any] | None = None,
         sleep_after: str | float | None = None,
+        keep_alive: bool | None = None,
+        on_idle: Stage | None = None,
+        hibernate_after: str | float | None = None,
         ephemeral: bool | None = None,
         url: str | None = None,
         api_key: str | None = None,
@@ -94,6 +124,9 @@ class AsyncSandbox(AsyncOperations):
             labels=None if labels is None else dict(labels),
             limits=None if limits is None else dict(limits),
             sleepAfter=sleep_after,
+            keepAlive=keep_alive,
+            onIdle=on_idle,
+            hibernateAfter=hibernate_after,
             ephemeral=ephemeral,
         )
         self._owns_connection = client is None
@@ -113,6 +146,21 @@ class AsyncSandbox(AsyncOperations):
     async def create(cls, id: str | None = None, **options: Any) -> AsyncSandbox:
         """Make a sandbox now, with the constructor's options; raises ``SandboxExistsError`` if the name is taken."""
         sandbox = cls(id, **options)
+        try:
+            await sandbox._link.create()
+        except BaseException:
+            await sandbox.aclose()
+            raise
+        return sandbox
+
+    @classmethod
+    async def from_snapshot(cls, snapshot: Snapshot, id: str | None = None, **options: Any) -> AsyncSandbox:
+        """Make a sandbox with the files of a snapshot, and the environment, labels and limits it was taken with.
+
+        ``options`` are the constructor's; ``SandboxExistsError`` if the name is taken.
+        """
+        sandbox = cls(id, **options)
+        sandbox._link.options = {**sandbox._link.options, "snapshot": snapshot_name(snapshot)}
         try:
             await sandbox._link.create()
         except BaseException:

@@ -17,7 +17,7 @@ from skerry.client.concurrency import Lock, run_blocking
 from skerry.client.endpoint import Endpoint, resolve
 from skerry.client.frames import Frames
 from skerry.client.sse import response_to_iterator
-from skerry.client.values import Hooks, given
+from skerry.client.values import Hooks
 from skerry.client.wire import dump, failure
 from skerry.errors import SandboxExistsError, SkerryError
 from skerry.models import ANSWERED_BY, SandboxInfo
@@ -227,10 +227,20 @@ class Link:
             yield response
 
     def events(
-        self, model: type[M], method: str, path: str, *, json: Any = None, params: dict[str, Any] | None = None
+        self,
+        model: type[M],
+        method: str,
+        path: str,
+        *,
+        json: Any = None,
+        params: dict[str, Any] | None = None,
+        headers: dict[str, str] | None = None,
+        prepare: bool = True,
     ) -> Generator[M, None]:
-        self.prepare()
-        with self.connection.stream(method, self._base + path, json=json, params=params) as response:
+        if prepare:
+            self.prepare()
+        whole = self._base + path
+        with self.connection.stream(method, whole, json=json, params=params, headers=headers) as response:
             events = response_to_iterator(response, model)
             try:
                 yield from events
@@ -261,5 +271,6 @@ class Link:
         env = {name: value for name, value in wanted.get("env", {}).items() if info.env.get(name) != value}
         if env:
             self.request("PUT", "/env", json={"env": env}, prepare=False)
-        if settings := given(sleepAfter=wanted.get("sleepAfter")):
+        changeable = ("sleepAfter", "keepAlive", "onIdle", "hibernateAfter")
+        if settings := {name: wanted[name] for name in changeable if name in wanted}:
             self.request("PATCH", "", json=settings, prepare=False)

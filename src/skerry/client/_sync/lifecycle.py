@@ -6,12 +6,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from skerry.client._sync.connection import Link
+from skerry.client._sync.connection import Link, Stream
 from skerry.client.concurrency import call
 from skerry.client.values import EnvChanges, Seconds, given, milliseconds
 from skerry.client.wire import stream_error
 from skerry.errors import InternalError
-from skerry.models import EventList, GitCloneResult, GitEvent, Health, SandboxEvent, SandboxInfo
+from skerry.models import EventList, GitCloneResult, GitEvent, Health, SandboxEvent, SandboxInfo, Stage
 
 
 class Lifecycle:
@@ -22,21 +22,60 @@ class Lifecycle:
         """What the server knows about the sandbox. Asking does not wake it."""
         return self._link.get(SandboxInfo, "")
 
-    def start(self) -> SandboxInfo:
-        """Start it now, instead of on first use."""
-        return self._link.post(SandboxInfo, "/start")
+    def start(self, *, fresh: bool = False) -> SandboxInfo:
+        """Start it now, instead of on first use. ``fresh``: should its files be missing, over an empty disk."""
+        return self._link.post(SandboxInfo, "/start", {"fresh": True} if fresh else None)
 
     def stop(self) -> SandboxInfo:
         """Put it to sleep: processes end, files stay (unless it is ephemeral), the next operation wakes it."""
         return self._link.post(SandboxInfo, "/stop", prepare=False)
 
+    def sleep(
+        self,
+        stage: Stage = "hibernate",
+        *,
+        grace: str | float | None = None,
+        ship: bool | None = None,
+        bucket: str | None = None,
+    ) -> SandboxInfo:
+        """Put it to sleep now; the next operation wakes it. With ``ship``, another server that has the bucket can too.
+
+        ``freeze`` stops its processes where they are; they go on within milliseconds. ``hibernate`` ends them: each
+        gets a SIGTERM and ``grace`` (seconds, or '30s') to end by itself; files stay.
+        """
+        return self._link.post(
+            SandboxInfo, "/sleep", given(stage=stage, grace=grace, ship=ship, bucket=bucket), prepare=False
+        )
+
+    def wake(self, *, bucket: str | None = None) -> SandboxInfo:
+        """Wake it now, whichever way it sleeps; also one that another server has shipped to this bucket."""
+        return self._link.post(SandboxInfo, "/wake", given(bucket=bucket), prepare=False)
+
+    def touch(self) -> SandboxInfo:
+        """Begin its idle time anew: ``info().sleeps_in`` says how much is left. One that sleeps is not woken."""
+        return self._link.post(SandboxInfo, "/touch", prepare=False)
+
     def restart(self) -> SandboxInfo:
         """Stop it and start it again."""
         return self._link.post(SandboxInfo, "/restart")
 
-    def update(self, *, labels: Mapping[str, str] | None = None, sleep_after: str | float | None = None) -> SandboxInfo:
-        """Change its labels, or after how much idle time (seconds, '10m', 'never') it sleeps."""
-        body = given(labels=None if labels is None else dict(labels), sleepAfter=sleep_after)
+    def update(
+        self,
+        *,
+        labels: Mapping[str, str] | None = None,
+        sleep_after: str | float | None = None,
+        keep_alive: bool | None = None,
+        on_idle: Stage | None = None,
+        hibernate_after: str | float | None = None,
+    ) -> SandboxInfo:
+        """Change its labels, or after how much idle time (seconds, '10m', 'never') it sleeps, and how."""
+        body = given(
+            labels=None if labels is None else dict(labels),
+            sleepAfter=sleep_after,
+            keepAlive=keep_alive,
+            onIdle=on_idle,
+            hibernateAfter=hibernate_after,
+        )
         response = self._link.request("PATCH", "", json=body)
         return SandboxInfo.model_validate_json(response.content)
 
@@ -59,9 +98,17 @@ class Lifecycle:
         link.options = {**link.options, "env": {name: value for name, value in merged.items() if value is not None}}
 
     def events(self, after: int = 0, limit: int = 100) -> list[SandboxEvent]:
-        """What happened to it: starts, sleeps, failures; oldest first, after the event with id ``after``."""
+        """What happened to it: starts, sleeps, failures; oldest first, after the event with id ``after``.
+
+        Those of a sandbox that was destroyed can still be read for a while.
+        """
         params = {"after": after, "limit": limit}
         return (self._link.get(EventList, "/events", params, prepare=False)).events
+
+    def follow_events(self, after: int = 0) -> Stream[SandboxEvent]:
+        """The same, and then each as it happens, until the sandbox is destroyed or the stream is closed."""
+        events = self._link.events(SandboxEvent, "GET", "/events/stream", params={"after": after}, prepare=False)
+        return Stream(events)
 
     def ping(self) -> Health:
         """Whether the server is there, and what it is."""

@@ -8,23 +8,41 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+from skerry.client._sync.backups import Backups
+from skerry.client._sync.bootstrap import Bootstrap
 from skerry.client._sync.client import Client
 from skerry.client._sync.code import Code
 from skerry.client._sync.commands import Commands
 from skerry.client._sync.connection import Connection, Link
 from skerry.client._sync.lifecycle import Lifecycle
+from skerry.client._sync.mounts import Mounts
 from skerry.client._sync.ports import Ports
 from skerry.client._sync.processes import Processes
+from skerry.client._sync.snapshots import Snapshots
 from skerry.client._sync.terminal import Terminals
 from skerry.client._sync.transfers import Transfers
-from skerry.client.values import Hooks, Seconds, given, milliseconds, sandbox_name
+from skerry.client._sync.workspaces import Workspaces
+from skerry.client.values import Hooks, Seconds, Snapshot, given, milliseconds, sandbox_name, snapshot_name
 from skerry.errors import SandboxNotFoundError, SessionExistsError
-from skerry.models import SandboxInfo, SessionInfo, State
+from skerry.models import ForkResult, SandboxInfo, SessionInfo, Stage, State
 
 Sandboxes = list[SandboxInfo]
 
 
-class Operations(Commands, Code, Processes, Terminals, Ports, Transfers, Lifecycle):
+class Operations(
+    Commands,
+    Code,
+    Processes,
+    Terminals,
+    Ports,
+    Mounts,
+    Bootstrap,
+    Transfers,
+    Snapshots,
+    Backups,
+    Workspaces,
+    Lifecycle,
+):
     """Everything that can be done in a sandbox, from the sandbox itself or from one of its sessions."""
 
     _link: Link
@@ -32,6 +50,16 @@ class Operations(Commands, Code, Processes, Terminals, Ports, Transfers, Lifecyc
     def get_session(self, session: str) -> Session:
         """The session with this id; raises ``SessionNotFoundError`` when there is none."""
         return Session(self._link, self._link.get(SessionInfo, f"/sessions/{quote(session, safe='')}"))
+
+    def fork(self, count: int = 1, *, ids: Sequence[str] | None = None) -> list[Sandbox]:
+        """New sandboxes with the files, environment, labels and limits that this one has now; nothing runs in them.
+
+        What is written in one of them later is seen in no other. They share this one's connection.
+        """
+        body = {"count": count} if ids is None else {"ids": [sandbox_name(id) for id in ids]}
+        found = self._link.post(ForkResult, "/fork", body)
+        client = Client.over(self._link.connection)
+        return [Sandbox(info.id, client=client) for info in found.sandboxes]
 
 
 class Session(Operations):
@@ -60,8 +88,9 @@ class Sandbox(Operations):
         with Sandbox("demo") as sandbox:
             result = sandbox.exec("python3 -c 'print(6 * 7)'")
 
-    Nothing happens until the first operation. ``image``, ``env``, ``labels``, ``limits``, ``sleep_after`` and
-    ``ephemeral`` say how to make the sandbox; if it exists already with another image, the first operation says so.
+    Nothing happens until the first operation. ``image``, ``env``, ``labels``, ``limits``, ``sleep_after``,
+    ``keep_alive``, ``on_idle``, ``hibernate_after`` and ``ephemeral`` say how to make the sandbox; if it exists already
+    with another image, the first operation says so.
     Without ``id`` it gets a name of its own. Leaving the ``with`` closes the connection, and destroys the
     sandbox only if ``ephemeral=True`` was given.
 
@@ -78,6 +107,9 @@ class Sandbox(Operations):
         labels: Mapping[str, str] | None = None,
         limits: Mapping[str, Any] | None = None,
         sleep_after: str | float | None = None,
+        keep_alive: bool | None = None,
+        on_idle: Stage | None = None,
+        hibernate_after: str | float | None = None,
         ephemeral: bool | None = None,
         url: str | None = None,
         api_key: str | None = None,
@@ -93,6 +125,9 @@ class Sandbox(Operations):
             labels=None if labels is None else dict(labels),
             limits=None if limits is None else dict(limits),
             sleepAfter=sleep_after,
+            keepAlive=keep_alive,
+            onIdle=on_idle,
+            hibernateAfter=hibernate_after,
             ephemeral=ephemeral,
         )
         self._owns_connection = client is None
@@ -112,6 +147,21 @@ class Sandbox(Operations):
     def create(cls, id: str | None = None, **options: Any) -> Sandbox:
         """Make a sandbox now, with the constructor's options; raises ``SandboxExistsError`` if the name is taken."""
         sandbox = cls(id, **options)
+        try:
+            sandbox._link.create()
+        except BaseException:
+            sandbox.close()
+            raise
+        return sandbox
+
+    @classmethod
+    def from_snapshot(cls, snapshot: Snapshot, id: str | None = None, **options: Any) -> Sandbox:
+        """Make a sandbox with the files of a snapshot, and the environment, labels and limits it was taken with.
+
+        ``options`` are the constructor's; ``SandboxExistsError`` if the name is taken.
+        """
+        sandbox = cls(id, **options)
+        sandbox._link.options = {**sandbox._link.options, "snapshot": snapshot_name(snapshot)}
         try:
             sandbox._link.create()
         except BaseException:

@@ -15,9 +15,11 @@ from pathlib import Path
 
 from skerry.errors import HostUnfitError, SkerryError
 from skerry.providers.local import probe
+from skerry.providers.local.cgroups import Cgroups
 from skerry.providers.local.idmap import IdMap
 from skerry.providers.local.launcher import bubblewrap
 from skerry.providers.local.mapped import inside_uid, run_mapped
+from skerry.providers.local.pool import Pool
 from skerry.providers.local.seccomp import compile_filter
 from skerry.settings import Settings
 
@@ -55,9 +57,12 @@ def examine(settings: Settings) -> list[Finding]:
         ("user ids", False, lambda: _user_ids(idmap)),
         ("seccomp", True, _seccomp),
         ("cgroups", False, _cgroups),
+        ("freezing", False, lambda: _freezing(settings.home)),
+        ("FUSE", False, _fuse),
         ("bash", False, lambda: _program("bash", "apt-get install bash")),
         ("git", False, lambda: _program("git", "apt-get install git")),
         ("disk space", False, lambda: _disk(settings.home)),
+        ("snapshots", False, lambda: _snapshots(settings, idmap)),
         ("SQLite", True, _sqlite),
     ]
     return [_tried(name, fatal, run) for name, fatal, run in probes]
@@ -204,6 +209,23 @@ def _cgroups() -> Finding:
     return Finding("cgroups", False, False, "There are none, so limits cannot be held.", "Mount /sys/fs/cgroup")
 
 
+def _freezing(home: Path) -> Finding:
+    found = Cgroups.detect(home)
+    if found is None:
+        detail = "By signals: programs inside can tell, and a hostile one can go on."
+        remedy = "Run the server as root, or where groups are its own: systemd-run --user --scope -p Delegate=yes …"
+        return Finding("freezing", False, False, detail, remedy)
+    return Finding("freezing", True, False, f"By control groups, version {found.version}.")
+
+
+def _fuse() -> Finding:
+    outcome = probe.fuse()
+    if outcome.ok:
+        return Finding("FUSE", True, False, "/dev/fuse can be opened: buckets can be mounted.")
+    remedy = "As root: modprobe fuse && chmod 666 /dev/fuse; a container must be started with --device /dev/fuse"
+    return Finding("FUSE", False, False, f"Buckets cannot be mounted; /dev/fuse: {outcome.said}.", remedy)
+
+
 # -- files -------------------------------------------------------------------------------------------------------------
 
 
@@ -247,6 +269,22 @@ def _disk(home: Path) -> Finding:
     ok = free >= _LOW_BYTES and not few_inodes
     remedy = None if ok else f"Free some of {existing}, or set SKERRY_HOME to a larger disk."
     return Finding("disk space", ok, False, f"{free / 1e9:.1f} GB and {inodes} free in {existing}", remedy)
+
+
+def _snapshots(settings: Settings, idmap: IdMap) -> Finding:
+    if _file_system(settings.home) == "btrfs":
+        return Finding("snapshots", True, False, "They take milliseconds: the home is on btrfs.")
+    if idmap.kind != "root":
+        detail = "They are copies: the home is not on btrfs, and only root can mount a pool."
+        return Finding(
+            "snapshots", False, False, detail, "SKERRY_HOME=/a/directory/on/btrfs, or run the server as root"
+        )
+    pool = Pool(settings.home, settings.pool_size)
+    reason = None if pool.file.exists() else pool.impossible()
+    if reason is not None:
+        remedy = "apt-get install btrfs-progs" if "mkfs" in reason else "SKERRY_HOME=/a/directory/on/btrfs"
+        return Finding("snapshots", False, False, f"They are copies. {reason}", remedy)
+    return Finding("snapshots", True, False, f"They take milliseconds: sandboxes' files are on btrfs in {pool.file}.")
 
 
 # -- programs ----------------------------------------------------------------------------------------------------------

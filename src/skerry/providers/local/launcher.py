@@ -15,6 +15,7 @@ from typing import Any
 
 from skerry.errors import HostUnfitError, SandboxStartError
 from skerry.portal.packets import Packets, close_all
+from skerry.providers.local import loops
 
 Ended = Callable[[int, str], None]
 
@@ -27,11 +28,27 @@ class Launcher:
         self._packets: Packets | None = None
         self._waiting: dict[int, asyncio.Future[Any]] = {}
         self._ended: dict[str, Ended] = {}
+        self._pids: dict[str, int] = {}
         self._counter = 0
 
     @property
     def alive(self) -> bool:
         return self._packets is not None
+
+    @property
+    def pid(self) -> int:
+        if self._process is None:
+            raise SandboxStartError("The launcher is not running.", hint="Restart the server.")
+        return self._process.pid
+
+    @property
+    def busy(self) -> bool:
+        """Whether some sandbox runs."""
+        return bool(self._ended)
+
+    def roots(self, key: str) -> list[int]:
+        """The pids of the init processes of a sandbox: its own, and one for each that entered it."""
+        return [pid for name, pid in self._pids.items() if name == key or name.startswith(f"{key}+")]
 
     def open(self) -> None:
         script = Path(__file__).with_name("launcher_main.py")
@@ -46,9 +63,13 @@ class Launcher:
         theirs.close()
         self._packets = Packets(ours, self._packet, self._lost)
 
-    async def stage(self, expose: Mapping[str, Path], idmap: Mapping[str, str] | None) -> dict[str, Any]:
+    async def stage(
+        self, expose: Mapping[str, Path], idmap: Mapping[str, str] | None, pool: int | None = None
+    ) -> dict[str, Any]:
+        """``pool`` is a descriptor of the block device that holds the sandboxes' files, if one does."""
         paths = {name: str(path) for name, path in expose.items()}
-        reply = await self._ask("stage", expose=paths, idmap=idmap)
+        fds, device = ([], None) if pool is None else ([pool], loops.path_of(pool))
+        reply = await self._ask("stage", fds, expose=paths, idmap=idmap, pool=device)
         assert isinstance(reply, dict)
         return reply
 
@@ -73,13 +94,26 @@ class Launcher:
         except BaseException:
             self._ended.pop(key, None)
             raise
-        return pid if isinstance(pid, int) else None
+        if not isinstance(pid, int):
+            return None
+        if key in self._ended:
+            self._pids[key] = pid
+        return pid
 
     async def kill(self, key: str) -> bool:
         return bool(await self._ask("kill", key=key))
 
     async def rename(self, key: str, hostname: str) -> None:
         await self._ask("rename", key=key, hostname=hostname)
+
+    async def attach(self, key: str, path: str, read_only: bool) -> int:
+        """Mount a FUSE file system inside; its connection to the kernel is the caller's. Raises ``OSError``."""
+        reply = await self._ask("attach", key=key, path=path, readOnly=read_only)
+        assert isinstance(reply, list)
+        return int(reply[0])
+
+    async def detach(self, key: str, path: str) -> bool:
+        return bool(await self._ask("detach", key=key, path=path))
 
     async def _ask(self, op: str, fds: Sequence[int] = (), **arguments: Any) -> Any:
         if self._packets is None:
@@ -93,21 +127,29 @@ class Launcher:
             if not await self._packets.send(data, fds):
                 raise SandboxStartError("The launcher ended.", hint="Restart the server.")
             return await future
+        except asyncio.CancelledError:
+            if future.done() and not future.cancelled() and isinstance(future.result(), list):
+                close_all(future.result())
+            raise
         finally:
             self._waiting.pop(token, None)
 
     def _packet(self, data: bytes, fds: list[int]) -> None:
-        close_all(fds)
         message = json.loads(data)
         if "ended" in message:
+            self._pids.pop(message["ended"], None)
             ended = self._ended.pop(message["ended"], None)
             if ended is not None:
                 ended(message["status"], message["stderr"].strip())
             return
         future = self._waiting.get(message["i"])
         if future is None or future.done():
-            return
-        if "error" in message:
+            close_all(fds)
+        elif fds:
+            future.set_result(fds)
+        elif message.get("errno"):
+            future.set_exception(OSError(message["errno"], os.strerror(message["errno"])))
+        elif "error" in message:
             future.set_exception(SandboxStartError(f"A sandbox could not be started: {message['error']}."))
         else:
             future.set_result(message["r"])
@@ -123,6 +165,7 @@ class Launcher:
         for ended in list(self._ended.values()):
             ended(-9, "the launcher ended")
         self._ended.clear()
+        self._pids.clear()
 
     async def close(self) -> None:
         """The launcher ends with its socket, and every sandbox with the launcher."""

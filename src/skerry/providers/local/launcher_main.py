@@ -15,14 +15,16 @@ import resource
 import select
 import signal
 import socket
+import struct
 import subprocess
 import sys
+from types import ModuleType
 from typing import Any
 
 CLONE_NEWNS, CLONE_NEWCGROUP, CLONE_NEWUTS, CLONE_NEWIPC = 0x20000, 0x2000000, 0x4000000, 0x8000000
 CLONE_NEWUSER, CLONE_NEWPID, CLONE_NEWNET = 0x10000000, 0x20000000, 0x40000000
-MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_REMOUNT = 1, 2, 4, 8, 32
-MS_BIND, MS_REC, MS_PRIVATE = 4096, 16384, 1 << 18
+MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_REMOUNT, MS_NOATIME = 1, 2, 4, 8, 32, 1024
+MS_BIND, MS_REC, MS_PRIVATE, MS_SLAVE, MS_SHARED = 4096, 16384, 1 << 18, 1 << 19, 1 << 20
 PR_SET_PDEATHSIG, PR_CAPBSET_DROP, PR_SET_SECCOMP, PR_SET_NO_NEW_PRIVS = 1, 24, 22, 38
 SYS_PIVOT_ROOT = {"x86_64": 155}.get(os.uname().machine, 41)
 MNT_DETACH = 2
@@ -30,10 +32,17 @@ SYS_OPEN_TREE, SYS_MOVE_MOUNT, SYS_MOUNT_SETATTR = 428, 429, 442
 OPEN_TREE_CLONE, AT_RECURSIVE, AT_EMPTY_PATH, MOVE_MOUNT_F_EMPTY_PATH = 1, 0x8000, 0x1000, 4
 MOUNT_ATTR_IDMAP = 0x100000
 SECCOMP_MODE_FILTER = 2
+SYS_CLONE3, CLONE_INTO_CGROUP = 435, 0x200000000
+FAREWELL_SECONDS = 10
+AGAIN = 50
+"""Milliseconds until a group that was not empty is looked at again."""
 STAGE = "/mnt"
 
 libc = ctypes.CDLL(None, use_errno=True)
 libc.syscall.restype = ctypes.c_long
+# The same without letting go of the interpreter: for a call that returns twice.
+here = ctypes.PyDLL(None, use_errno=True)
+here.syscall.restype = ctypes.c_long
 
 
 def check(result: int, what: str) -> int:
@@ -53,8 +62,11 @@ def mount(source: str | None, target: str, kind: str | None = None, flags: int =
 # -- setting the stage (root only) -------------------------------------------------------------------------------------
 
 
-def stage(expose: dict[str, str], idmap: dict[str, str] | None) -> dict[str, Any]:
-    """Show the runner user what it needs under paths it can reach, and nothing to anyone else."""
+def stage(expose: dict[str, str], idmap: dict[str, str] | None, pool: str | None = None) -> dict[str, Any]:
+    """Show the runner user what it needs under paths it can reach, and nothing to anyone else.
+
+    ``pool`` is the block device that holds the sandboxes' files, where they are not a directory of the host.
+    """
     check(libc.unshare(CLONE_NEWNS), "unshare")
     mount(None, "/", None, MS_REC | MS_PRIVATE)
     mount("skerry", STAGE, "tmpfs", MS_NOSUID | MS_NODEV, "mode=755,size=1m")
@@ -67,7 +79,12 @@ def stage(expose: dict[str, str], idmap: dict[str, str] | None) -> dict[str, Any
         else:
             os.close(os.open(target, os.O_CREAT | os.O_WRONLY, 0o600))
         mount(source, target, None, MS_BIND)
-    reason = None
+    reason = unmounted = None
+    if pool is not None:
+        try:
+            paths |= mount_pool(pool)
+        except OSError as error:
+            unmounted = str(error)
     if idmap is not None:
         target = f"{STAGE}/usr"
         os.mkdir(target)
@@ -76,7 +93,24 @@ def stage(expose: dict[str, str], idmap: dict[str, str] | None) -> dict[str, Any
             paths["usr"] = target
         except OSError as error:
             reason = str(error)
-    return {"paths": paths, "idmapped": "usr" in paths, "reason": reason}
+    return {"paths": paths, "idmapped": "usr" in paths, "reason": reason, "unmounted": unmounted}
+
+
+def mount_pool(device: str) -> dict[str, str]:
+    target = f"{STAGE}/pool"
+    os.mkdir(target)
+    # Discarding would give the host back what was allocated so that it cannot run out.
+    mount(device, target, "btrfs", MS_NOSUID | MS_NODEV | MS_NOATIME, "nodiscard")
+    for name, mode in (("sandboxes", 0o711), ("snapshots", 0o700), ("trash", 0o700)):
+        if not os.path.isdir(f"{target}/{name}"):
+            os.mkdir(f"{target}/{name}")
+        os.chmod(f"{target}/{name}", mode)
+    return {"pool": target, "sandboxes": f"{target}/sandboxes"}
+
+
+def pool_path(path: str | None, fds: list[int]) -> str | None:
+    """Where there is no name for the device, the descriptor that came along is one."""
+    return path if path is None or not path.startswith("/proc/") else f"/proc/self/fd/{fds[0]}"
 
 
 def mount_idmapped(source: str, target: str, idmap: dict[str, str]) -> None:
@@ -140,16 +174,79 @@ def write(path: str, text: str) -> None:
         file.write(text)
 
 
+# -- control groups ----------------------------------------------------------------------------------------------------
+
+
+class Group:
+    """The control group of a sandbox, made here and removed when the last of it has ended."""
+
+    def __init__(self, version: int, directory: str) -> None:
+        self.version = version
+        self.directory = directory
+        for attempt in range(5):
+            try:
+                return os.makedirs(directory, exist_ok=True)
+            except FileNotFoundError:
+                if attempt == 4:  # others of this home make and remove the directory above it, too
+                    raise
+
+    def fork(self) -> int:
+        """A child that is in the group from its first moment. To move one there later can take the kernel long."""
+        if self.version == 2:
+            directory = self.entrance()
+            arguments = struct.pack("11Q", CLONE_INTO_CGROUP, 0, 0, 0, signal.SIGCHLD, 0, 0, 0, 0, 0, directory)
+            pid = here.syscall(SYS_CLONE3, arguments, len(arguments))
+            os.close(directory)
+            if pid >= 0:
+                return int(pid)
+        # Also where a container's own filter keeps clone3 from us.
+        pid = os.fork()
+        if pid == 0:
+            try:
+                write(f"{self.directory}/cgroup.procs", "0")
+            except OSError:
+                os._exit(126)
+        return pid
+
+    def entrance(self) -> int:
+        """What a process needs to be in the group: to be cloned into it, or to write to."""
+        if self.version == 2:
+            return os.open(self.directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        return os.open(f"{self.directory}/cgroup.procs", os.O_WRONLY | os.O_CLOEXEC)
+
+    def thaw(self) -> None:
+        """What was killed while it was frozen can end now."""
+        name, text = ("cgroup.freeze", "0") if self.version == 2 else ("freezer.state", "THAWED")
+        try:
+            write(f"{self.directory}/{name}", text)
+        except FileNotFoundError:
+            pass
+
+    def remove(self) -> bool:
+        """Whether it is gone; an isolated session or a template that was sown may be in it still."""
+        try:
+            os.rmdir(self.directory)
+        except OSError as error:
+            return error.errno == errno.ENOENT
+        return True
+
+
+def fork(group: Group | None) -> int:
+    return os.fork() if group is None else group.fork()
+
+
 # -- sandboxes ---------------------------------------------------------------------------------------------------------
 
 
 class Sandbox:
-    def __init__(self, key: str, monitor: int, stderr: int) -> None:
+    def __init__(self, key: str, monitor: int, stderr: int, group: Group | None) -> None:
         self.key = key
+        self.group = group
         self.monitor = monitor  # our child: bubblewrap, or the process that entered
         self.stderr = stderr
         self.pid: int | None = None  # host pid of the sandbox's PID 1
         self.pidfd: int | None = None
+        self.mounts: dict[str, int] = {}  # what was attached inside, by path
 
 
 def start(request: dict[str, Any], fds: list[int]) -> Sandbox:
@@ -159,7 +256,8 @@ def start(request: dict[str, Any], fds: list[int]) -> Sandbox:
     blocked, go = os.pipe()
     stderr = os.memfd_create("stderr", os.MFD_CLOEXEC)
     argv = [*request["bwrap"], "--info-fd", "5", "--userns-block-fd", "6", *request["argv"]]
-    monitor = os.fork()
+    group = Group(*request["group"]) if request["group"] else None
+    monitor = fork(group)
     if monitor == 0:
         try:
             arrange([init_socket, filter_fd, told, blocked], stderr)
@@ -170,7 +268,7 @@ def start(request: dict[str, Any], fds: list[int]) -> Sandbox:
         os._exit(127)
     os.close(told)
     os.close(blocked)
-    sandbox = Sandbox(request["key"], monitor, stderr)
+    sandbox = Sandbox(request["key"], monitor, stderr, group)
     try:
         text = b""
         while chunk := os.read(info, 4096):
@@ -200,7 +298,7 @@ def enter(request: dict[str, Any], fds: list[int], target: Sandbox) -> Sandbox:
     stderr = os.memfd_create("stderr", os.MFD_CLOEXEC)
     told, tell = os.pipe()
     program = os.read(filter_fd, 1 << 16)
-    monitor = os.fork()
+    monitor = fork(target.group)
     if monitor == 0:
         status = 127
         try:
@@ -209,6 +307,8 @@ def enter(request: dict[str, Any], fds: list[int], target: Sandbox) -> Sandbox:
             spaces = CLONE_NEWUSER | CLONE_NEWNS | CLONE_NEWNET | CLONE_NEWIPC | CLONE_NEWUTS | CLONE_NEWCGROUP
             check(libc.setns(target.pidfd, spaces), "setns")
             become([0, 0])
+            libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)  # forgotten when ids change
+            mount(None, "/", None, MS_REC | MS_SHARED)  # a bucket that is mounted later is seen here too
             check(libc.unshare(CLONE_NEWPID | CLONE_NEWNS), "unshare")
             first = os.fork()
             if first == 0:
@@ -220,7 +320,7 @@ def enter(request: dict[str, Any], fds: list[int], target: Sandbox) -> Sandbox:
             os.write(stderr, str(error.strerror).encode())
         os._exit(status)
     os.close(tell)
-    sandbox = Sandbox(request["key"], monitor, stderr)
+    sandbox = Sandbox(request["key"], monitor, stderr, target.group)
     pid = os.read(told, 32)
     os.close(told)
     if pid:
@@ -271,9 +371,15 @@ def sow(request: dict[str, Any], fds: list[int], target: Sandbox) -> None:
     """Tell a seed to fork itself into a sandbox, named by a descriptor that cannot come to mean another."""
     if target.pidfd is None:
         raise ProcessLookupError(errno.ESRCH, "it has ended")
-    with socket.socket(fileno=os.dup(fds[0])) as control:
-        order = json.dumps({"capabilities": request["capabilities"]}).encode()
-        socket.send_fds(control, [order], [target.pidfd, *fds[1:]])
+    group = target.group
+    order = {"capabilities": request["capabilities"], "group": 0 if group is None else group.version}
+    entrances = [] if group is None else [group.entrance()]
+    try:
+        with socket.socket(fileno=os.dup(fds[0])) as control:
+            socket.send_fds(control, [json.dumps(order).encode()], [target.pidfd, *fds[1:], *entrances])
+    finally:
+        for fd in entrances:
+            os.close(fd)
 
 
 def confine(request: dict[str, Any], init_socket: int, stderr: int, program: bytes) -> None:
@@ -283,7 +389,7 @@ def confine(request: dict[str, Any], init_socket: int, stderr: int, program: byt
     try:
         libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
         os.setsid()
-        mount(None, "/", None, MS_REC | MS_PRIVATE)
+        mount(None, "/", None, MS_REC | MS_SLAVE)
         mount("proc", "/proc", "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC)
         os.chdir("/")
         arrange([init_socket], stderr)
@@ -340,6 +446,37 @@ def rename(target: Sandbox, hostname: str) -> None:
     os.waitpid(pid, 0)
 
 
+def attaching() -> ModuleType:
+    """The module beside this one; only those who mount pay for it."""
+    import importlib.util
+
+    name = "attach"
+    if name not in sys.modules:
+        spec = importlib.util.spec_from_file_location(name, os.path.join(os.path.dirname(__file__), "attach.py"))
+        assert spec is not None
+        assert spec.loader is not None
+        sys.modules[name] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(sys.modules[name])
+    return sys.modules[name]
+
+
+def attach(target: Sandbox, path: str, read_only: bool) -> int:
+    """Mount a FUSE file system inside; the descriptor its server speaks to the kernel through."""
+    device, target.mounts[path] = attaching().attach(target.pidfd, path, read_only)
+    return int(device)
+
+
+def detach(target: Sandbox, path: str) -> bool:
+    mounted = target.mounts.pop(path, None)
+    if mounted is None:
+        return False
+    try:
+        attaching().detach(target.pidfd, mounted)
+    finally:
+        os.close(mounted)
+    return True
+
+
 # -- the loop ----------------------------------------------------------------------------------------------------------
 
 
@@ -348,14 +485,16 @@ class Launcher:
         self.sock = sock
         self.sandboxes: dict[str, Sandbox] = {}
         self.monitors: dict[int, Sandbox] = {}
+        self.occupied: list[Group] = []
 
-    def send(self, message: dict[str, Any]) -> None:
-        self.sock.send(json.dumps(message).encode())
+    def send(self, message: dict[str, Any], fds: list[int] | None = None) -> None:
+        data = json.dumps(message).encode()
+        socket.send_fds(self.sock, [data], fds) if fds else self.sock.send(data)
 
     def handle(self, request: dict[str, Any], fds: list[int]) -> Any:
         op = request["op"]
         if op == "stage":
-            return stage(request["expose"], request["idmap"])
+            return stage(request["expose"], request["idmap"], pool_path(request["pool"], fds))
         if op == "start":
             return self.keep(start(request, fds))
         if op == "enter":
@@ -369,6 +508,8 @@ class Launcher:
         if op == "rename":
             rename(self.sandboxes[request["key"]], request["hostname"])
             return None
+        if op == "detach":
+            return detach(self.sandboxes[request["key"]], request["path"])
         raise OSError(errno.ENOSYS, op)
 
     def keep(self, sandbox: Sandbox) -> int | None:
@@ -380,13 +521,14 @@ class Launcher:
         if sandbox is None:
             return False
         # Killing PID 1 ends the whole namespace before its monitor sees it gone; then the monitor ends by itself.
-        if sandbox.pidfd is not None:
-            try:
-                signal.pidfd_send_signal(sandbox.pidfd, signal.SIGKILL)
-                return True
-            except ProcessLookupError:
-                pass
-        os.kill(sandbox.monitor, signal.SIGKILL)
+        try:
+            if sandbox.pidfd is None:
+                raise ProcessLookupError
+            signal.pidfd_send_signal(sandbox.pidfd, signal.SIGKILL)
+        except ProcessLookupError:
+            os.kill(sandbox.monitor, signal.SIGKILL)
+        if sandbox.group is not None:
+            sandbox.group.thaw()
         return True
 
     def reap(self) -> None:
@@ -403,23 +545,55 @@ class Launcher:
             self.sandboxes.pop(sandbox.key, None)
             text = os.pread(sandbox.stderr, 4096, max(0, os.fstat(sandbox.stderr).st_size - 4096))
             os.close(sandbox.stderr)
+            for mounted in sandbox.mounts.values():
+                os.close(mounted)
             if sandbox.pidfd is not None:
                 os.close(sandbox.pidfd)
+            if sandbox.group is not None and not sandbox.group.remove():
+                self.occupied.append(sandbox.group)
             code = os.waitstatus_to_exitcode(status)
             self.send({"ended": sandbox.key, "status": code, "stderr": text.decode(errors="replace")})
+
+    def leave(self) -> None:
+        """The server is gone: end every sandbox and remove its group, but wait for none that cannot end."""
+        signal.alarm(FAREWELL_SECONDS)
+        groups = {s.group.directory: s.group for s in self.monitors.values() if s.group is not None}
+        for key in list(self.sandboxes):
+            self.kill(key)
+        try:
+            while self.monitors:
+                self.monitors.pop(os.wait()[0], None)
+        except ChildProcessError:
+            pass
+        for directory, group in groups.items():
+            group.remove()
+            try:
+                os.rmdir(os.path.dirname(directory))
+            except OSError:
+                pass  # another server uses it
+        os._exit(0)
 
     def receive(self) -> None:
         data, fds, _, _ = socket.recv_fds(self.sock, 1 << 18, 8)
         if not data:
-            os._exit(0)
+            self.leave()
         request = json.loads(data)
+        made: list[int] = []
         try:
-            reply = {"i": request["i"], "r": self.handle(request, fds)}
+            if request["op"] == "attach":
+                made = [attach(self.sandboxes[request["key"]], request["path"], request["readOnly"])]
+                reply = {"i": request["i"], "r": None}
+            else:
+                reply = {"i": request["i"], "r": self.handle(request, fds)}
         except (OSError, KeyError) as error:
             reply = {"i": request["i"], "error": str(error)}
+            if request["op"] == "attach":
+                reply["errno"] = getattr(error, "errno", None)
         for fd in fds:
             os.close(fd)
-        self.send(reply)
+        self.send(reply, made)
+        for fd in made:
+            os.close(fd)
 
     def run(self) -> None:
         wake, woken = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -430,7 +604,8 @@ class Launcher:
         poll.register(self.sock, select.POLLIN)
         poll.register(wake, select.POLLIN)
         while True:
-            for fd, _ in poll.poll():
+            self.occupied = [group for group in self.occupied if not group.remove()]
+            for fd, _ in poll.poll(AGAIN if self.occupied else None):
                 if fd == wake:
                     try:
                         os.read(wake, 4096)

@@ -43,6 +43,18 @@ class Outcome:
     said: str
 
 
+def fuse() -> Outcome:
+    """Whether file systems of ours can be served to sandboxes."""
+    try:
+        fd = os.open("/dev/fuse", os.O_RDWR | os.O_CLOEXEC)
+    except OSError as error:
+        return Outcome(False, error.strerror or str(error))
+    try:
+        return Outcome(os.fstat(fd).st_rdev == os.makedev(10, 229), "It is not the device of that name")
+    finally:
+        os.close(fd)
+
+
 def run_bubblewrap(idmap: IdMap, arguments: Sequence[str], expose: Mapping[str, Path] | None = None) -> Outcome:
     """Run bwrap as the runner; ``{name}`` in an argument is where it finds what ``expose`` calls so."""
     wheel = bubblewrap().parent.parent.parent

@@ -9,16 +9,20 @@ import os
 import resource
 import secrets
 import socket
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from skerry.errors import HostUnfitError, SandboxBusyError, SandboxStartError, SkerryError
+from skerry.errors import FreezeFailedError, HostUnfitError, SandboxLostError, SandboxStartError, SkerryError
 from skerry.models import ImageInfo
+from skerry.portal.clock import Clock
 from skerry.portal.contract import Portal
 from skerry.portal.socket import SocketPortal
-from skerry.providers.contract import Capabilities, Machine, Spec
-from skerry.providers.local import bubblewrap, toolbox
+from skerry.providers.contract import Capabilities, Changes, Machine, Spec
+from skerry.providers.local import bubblewrap, cgroups, probe, toolbox
+from skerry.providers.local.cgroups import Cgroups, Group
+from skerry.providers.local.difference import Difference
+from skerry.providers.local.disk import Disk, Hold
 from skerry.providers.local.doctor import examine
 from skerry.providers.local.hostimage import host_skeleton
 from skerry.providers.local.idmap import IdMap
@@ -27,6 +31,7 @@ from skerry.providers.local.launcher import Launcher
 from skerry.providers.local.launcher import bubblewrap as bubblewrap_path
 from skerry.providers.local.seccomp import compile_filter
 from skerry.providers.local.seed import Seed
+from skerry.providers.local.stillness import while_still
 from skerry.providers.local.toolbox import SCRATCH, Toolbox
 from skerry.providers.local.trees import remove_tree
 from skerry.settings import Settings
@@ -41,12 +46,16 @@ class LocalMachine:
 
     def __init__(self, provider: LocalProvider, key: str, lock: int, died: Callable[[str], Awaitable[None]]) -> None:
         self.key = key
+        self.clock = Clock()
         self.portal: SocketPortal
         self._provider = provider
         self._lock = lock
         self._died = died
         self._ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._entered: set[SocketPortal] = set()
+        # Held also while it is frozen: the launcher waits for what it starts, and would wait until it is thawed.
+        self._entering = asyncio.Lock()
+        self._frozen = False
         self._stopping = False
 
     def ended(self, status: int, stderr: str) -> None:
@@ -65,11 +74,84 @@ class LocalMachine:
         if not self._ended.done():
             self._provider.own(self._provider.launcher.kill(self.key))
 
-    async def stop(self) -> None:
+    # -- sleep ---------------------------------------------------------------------------------------------------------
+
+    async def freeze(self) -> None:
+        if self._frozen:
+            return
+        await self._entering.acquire()
+        self._frozen = True
+        portals, group = [self.portal, *self._entered], self._provider.group(self.key)
+        try:
+            if group is None:
+                await asyncio.gather(*(portal.stop_processes() for portal in portals))
+            for portal in portals:
+                portal.hold()
+            self.clock.stop()
+            if group is not None:
+                await asyncio.to_thread(group.freeze)
+        except BaseException as error:
+            await self.thaw()
+            if isinstance(error, OSError):
+                raise FreezeFailedError(
+                    f"The sandbox could not be frozen: {error.strerror or error}.",
+                    hint="Put it to sleep with the stage `hibernate` instead.",
+                ) from error
+            raise
+
+    async def thaw(self) -> None:
+        if not self._frozen:
+            return
+        portals, group = [self.portal, *self._entered], self._provider.group(self.key)
+        if group is not None:
+            with contextlib.suppress(FileNotFoundError):  # it has just died
+                group.thaw()
+        for portal in portals:
+            portal.release()
+        if group is None:
+            with contextlib.suppress(SandboxLostError):
+                await asyncio.gather(*(portal.continue_processes() for portal in portals))
+        self.clock.go_on()
+        self._frozen = False
+        self._entering.release()
+
+    @contextlib.asynccontextmanager
+    async def stillness(self) -> AsyncIterator[Hold | None]:
+        """How to do something while it stands still for a moment; None if it does already."""
+        if self._frozen:
+            yield None
+            return
+        roots, group = self._provider.launcher.roots(self.key), self._provider.group(self.key)
+
+        def hold(work: Callable[[], None]) -> None:
+            if group is None:
+                return while_still(roots, work)
+            try:
+                group.freeze()
+            except OSError:  # something in it cannot be stopped just now
+                return while_still(roots, work)
+            try:
+                work()
+            finally:
+                group.thaw()
+
+        async with self._entering:
+            yield hold
+
+    async def stop(self, grace: float = 0.0) -> None:
         self._stopping = True
+        if grace:
+            portals = [self.portal, *self._entered]
+            # One that ends altogether meanwhile is no error: that is what is wanted.
+            with contextlib.suppress(TimeoutError, SandboxLostError):
+                async with asyncio.timeout(grace):
+                    await asyncio.gather(*(portal.end_processes() for portal in portals))
         await self._release()
 
     async def _release(self) -> None:
+        if self._frozen:
+            self._frozen = False
+            self._entering.release()
         for portal in list(self._entered):
             await portal.close()
         self._entered.clear()
@@ -98,10 +180,17 @@ class LocalMachine:
         finally:
             ready.cancel()
 
+    async def mount(self, path: str, read_only: bool) -> int:
+        return await self._provider.launcher.attach(self.key, path, read_only)
+
+    async def unmount(self, path: str) -> None:
+        await self._provider.launcher.detach(self.key, path)
+
     async def isolate(self) -> Portal:
-        portal = await self._provider.enter(self)
-        self._entered.add(portal)
-        return portal
+        async with self._entering:
+            portal = await self._provider.enter(self)
+            self._entered.add(portal)
+            return portal
 
     async def sow(self, fds: Sequence[int]) -> bool:
         return await self._provider.sow(self, fds)
@@ -116,6 +205,7 @@ class LocalProvider:
         self.launcher = Launcher()
         self._settings = settings
         self._idmap: IdMap
+        self._disk = Disk(settings.home, settings.pool_size)
         self._images: Images
         self._toolbox: Toolbox
         self._held = contextlib.ExitStack()
@@ -124,10 +214,12 @@ class LocalProvider:
         self.seed: Seed | None = None
         self._paths: dict[str, str] = {}
         self._idmapped = False
+        self._cgroups: Cgroups | None = None
+        self._fuse = False
         self._tasks: set[asyncio.Task[Any]] = set()
         self._launching = asyncio.Lock()
         self._presence = -1
-        self._alone = False
+        self.alone = False
         self._open = False
 
     def own(self, work: Coroutine[Any, Any, Any]) -> None:
@@ -139,10 +231,13 @@ class LocalProvider:
     def capabilities(self) -> Capabilities:
         return Capabilities(
             name="local",
+            snapshots=self._disk.kind,
             isolation=True,
             uid_range=self._idmap.has_range,
             writable_system=self._idmapped,
-            details={"users": self._idmap.kind},
+            freeze="signals" if self._cgroups is None else "cgroup",
+            mounts=self._fuse,
+            details={"users": self._idmap.kind, "snapshots": self._disk.reason or "Snapshots take milliseconds."},
         )
 
     # -- opening and closing -------------------------------------------------------------------------------------------
@@ -157,6 +252,7 @@ class LocalProvider:
             await asyncio.to_thread(self._prepare)
             await self._launch()
             await self._probe()
+            self._disk.watch(lambda: self.launcher.busy)
         except BaseException:
             await self.close()
             raise
@@ -167,16 +263,20 @@ class LocalProvider:
             await self.seed.close()
         self.launcher.open()
         exposed = {
-            "sandboxes": self.home / "sandboxes",
+            **self._disk.exposed(),
             "images": self.home / "images",
             "bwrap": bubblewrap_path().parent.parent.parent,
             **self._toolbox.exposed(),
         }
         if self._idmap.kind == "root":
-            staged = await self.launcher.stage(exposed, self._idmap_wire())
+            async with self._disk.device() as device:
+                staged = await self.launcher.stage(exposed, self._idmap_wire(), device)
             self._paths = staged["paths"]
             self._idmapped = staged["idmapped"]
-            if self._toolbox.packages is not None:
+            if not self._disk.mounted(self.launcher, self._paths.get("pool"), staged["unmounted"]):
+                await self.launcher.close()
+                await self._launch()
+            elif self._toolbox.packages is not None:
                 self.seed = Seed(self.launcher, self._toolbox.seed, self._toolbox.shown(self._paths))
         else:
             self._paths = {name: str(path) for name, path in exposed.items()}
@@ -186,7 +286,7 @@ class LocalProvider:
         self._presence = os.open(self.home / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(self._presence, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            self._alone = True
+            self.alone = True
         except BlockingIOError:
             fcntl.flock(self._presence, fcntl.LOCK_SH)
 
@@ -194,16 +294,21 @@ class LocalProvider:
         _raise_descriptor_limit()
         self.home.chmod(0o700)
         self._idmap = IdMap.detect()
-        for name in ("sandboxes", "images", "toolbox", "trash"):
+        for name in ("images", "toolbox"):
             directory = self.home / name
             directory.mkdir(exist_ok=True)
             # Reachable for the user sandboxes run as, through the launcher's own mounts; home itself is closed to all.
             directory.chmod(0o711)
+        self._disk.prepare(self._idmap)
         self._images = Images(self.home, self._idmap)
         self._toolbox = toolbox.build(self.home, self._settings.cache or self.home / "cache")
         self._held.callback(self._toolbox.close)
         self._skeleton = host_skeleton(self.home, self._idmap)
         self._filter = compile_filter()
+        self._cgroups = Cgroups.detect(self.home)
+        self._fuse = probe.fuse().ok
+        if self._cgroups is not None:
+            self._cgroups.remember()
 
     async def _probe(self) -> None:
         """Start a throw-away sandbox. Fails closed: a host that cannot hold one gets no server."""
@@ -216,7 +321,7 @@ class LocalProvider:
             hint = "; ".join(f"{f.name}: {f.remedy or f.detail}" for f in wrong) or "`skerry doctor` says more."
             raise HostUnfitError(f"This machine cannot run sandboxes. {error.message}", hint=hint) from error
         finally:
-            await asyncio.to_thread(remove_tree, self._directory(spec.id), self._idmap)
+            await asyncio.to_thread(self._disk.remove, self._disk.directory(spec.id))
 
     async def close(self) -> None:
         if not self._open:
@@ -227,7 +332,10 @@ class LocalProvider:
         await self.launcher.close()
         while self._tasks:
             await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._disk.close()
         self._held.close()
+        if self._cgroups is not None:
+            self._cgroups.close()
         os.close(self._presence)
 
     # -- machines ------------------------------------------------------------------------------------------------------
@@ -236,7 +344,7 @@ class LocalProvider:
         async with self._launching:
             if not self.launcher.alive:
                 await self._launch()
-        lock = await self._acquire(spec.id)
+        lock = await self._disk.acquire(spec.id)
         key = f"{spec.id}/{secrets.token_hex(4)}"
         machine = LocalMachine(self, key, lock, died)
         try:
@@ -258,6 +366,8 @@ class LocalProvider:
                 argv=[*line, "--", *self._toolbox.init],
                 runner=self._runner(),
                 idmap=self._idmap_wire(),
+                group=self._group_wire(key),
+                clock=machine.clock,
             )
         except OSError as error:
             os.close(lock)
@@ -273,7 +383,7 @@ class LocalProvider:
         old = machine.key.partition("/")[0]
         # The overlay holds its directories by inode, and the lock travels with them.
         try:
-            self._directory(old).rename(self._directory(id))
+            self._disk.rename(old, id)
         except OSError as error:
             raise SandboxStartError(f"The sandbox could not be started: {error.strerror}.") from error
         await self.launcher.rename(machine.key, id)
@@ -294,6 +404,7 @@ class LocalProvider:
             machine.key,
             ended=lambda status, stderr: gone.set_result(None),
             on_close=close,
+            clock=machine.clock,
             argv=list(self._toolbox.init),
             capabilities=list(bubblewrap.CAPABILITIES.values()),
         )
@@ -332,6 +443,7 @@ class LocalProvider:
         sow: Callable[[Sequence[int]], Awaitable[bool]] | None = None,
         on_close: Callable[[], Awaitable[None]] | None = None,
         code: Mapping[str, Sequence[Sequence[str]]] | None = None,
+        clock: Clock | None = None,
         **arguments: Any,
     ) -> SocketPortal:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -349,6 +461,7 @@ class LocalProvider:
             tools=self._toolbox.tools,
             code=code or self._toolbox.code,
             scratch=SCRATCH,
+            clock=clock,
             on_lost=on_lost,
             isolate=isolate,
             sow=sow,
@@ -356,7 +469,6 @@ class LocalProvider:
         )
 
     def _overlays(self, spec: Spec) -> list[bubblewrap.Overlay]:
-        directory = self._directory(spec.id)
         shown = f"{self._paths['sandboxes']}/{spec.id}"
         if spec.image == HOST:
             lower = f"{self._paths['images']}/{self._skeleton.relative_to(self.home / 'images')}"
@@ -366,8 +478,7 @@ class LocalProvider:
         if spec.image == HOST and self._idmapped:
             layers.append(("usr", self._paths["usr"], "/usr"))
         for name, _, _ in layers:
-            self._make(directory / name / "upper")
-            self._make(directory / name / "work")
+            self._disk.make_layer(spec.id, name)
         return [
             bubblewrap.Overlay([lower], f"{shown}/{name}/upper", f"{shown}/{name}/work", target)
             for name, lower, target in layers
@@ -380,94 +491,112 @@ class LocalProvider:
         # Where these are not links into /usr, as on older distributions, the host's own are shown.
         return shown + [(path, path) for path in TOP if os.path.isdir(path) and not os.path.islink(path)]
 
-    def _make(self, directory: Path) -> None:
-        for path in (directory.parent, directory):
-            if not path.exists():
-                path.mkdir(mode=0o755)
-                if self._idmap.kind == "root":
-                    os.chown(path, self._idmap.runner_uid, self._idmap.runner_gid)
-
-    async def _acquire(self, id: str) -> int:
-        """The lock that says which process runs this sandbox; it falls with the process that holds it."""
-        for _ in range(5):
-            with contextlib.suppress(SandboxBusyError):
-                return self._lock(id)
-            await asyncio.sleep(0.02)  # another server may only be looking whether it is held
-        return self._lock(id)
-
-    def _lock(self, id: str) -> int:
-        directory = self._directory(id)
-        directory.mkdir(mode=0o711, exist_ok=True)
-        if self._idmap.kind == "root":
-            directory.chmod(0o700)
-            os.chown(directory, self._idmap.runner_uid, self._idmap.runner_gid)
-        lock = os.open(directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            holder = os.pread(lock, 32, 0).decode(errors="replace").strip()
-            os.close(lock)
-            raise SandboxBusyError(
-                f"Sandbox {id!r} is being run by another process ({holder or 'unknown'}).",
-                hint="Start `skerry serve` and set SKERRY_URL, so that all of them share one server.",
-            ) from None
-        os.ftruncate(lock, 0)
-        os.pwrite(lock, str(os.getpid()).encode(), 0)
-        return lock
-
-    def _directory(self, id: str) -> Path:
-        return self.home / "sandboxes" / id
-
     def _runner(self) -> list[int] | None:
         return [self._idmap.runner_uid, self._idmap.runner_gid] if self._idmap.kind == "root" else None
 
     def _idmap_wire(self) -> dict[str, str]:
         return {"kind": self._idmap.kind, "uid": self._idmap.map_text("uid"), "gid": self._idmap.map_text("gid")}
 
+    def group(self, key: str) -> Group | None:
+        """The control group a machine runs in, where there are any."""
+        return None if self._cgroups is None else self._cgroups.group(key)
+
+    def _group_wire(self, key: str) -> list[object] | None:
+        group = self.group(key)
+        return None if group is None else [group.version, str(group.directory)]
+
     # -- files of machines ---------------------------------------------------------------------------------------------
 
     async def require_idle(self, id: str) -> None:
-        if self._directory(id).exists():
-            os.close(await self._acquire(id))
+        await self._disk.require_idle(id)
 
     async def exists(self, id: str) -> bool:
-        return (self._directory(id) / "root").is_dir()
+        return self._disk.exists(id)
 
     async def forget(self, id: str) -> None:
         """Out of sight at once; the deletion itself takes as long as it takes, in the background."""
-        trash = self.home / "trash" / f"{id}.{secrets.token_hex(6)}"
-        with contextlib.suppress(FileNotFoundError):
-            self._directory(id).rename(trash)
-            self.own(asyncio.to_thread(self._delete, trash))
+        self._remove(self._disk.discard(id))
 
-    async def sweep(self, keep: set[str]) -> list[str]:
-        if not self._alone:
+    def _remove(self, path: Path | None) -> None:
+        if path is not None:
+            self.own(asyncio.to_thread(self._disk.remove, path))
+
+    async def sweep(self, keep: set[str], snapshots: set[str]) -> list[str]:
+        if not self.alone:
             return []
         try:
-            return await asyncio.to_thread(self._sweep, keep)
+            return await asyncio.to_thread(self._sweep, keep, snapshots)
         finally:
-            self._alone = False
+            self.alone = False
             fcntl.flock(self._presence, fcntl.LOCK_SH)
 
-    def _delete(self, directory: Path) -> None:
-        while directory.exists():
-            with contextlib.suppress(FileNotFoundError):  # someone else is deleting it too
-                remove_tree(directory, self._idmap)
-
-    def _sweep(self, keep: set[str]) -> list[str]:
-        removed = self._images.sweep()
+    def _sweep(self, keep: set[str], snapshots: set[str]) -> list[str]:
+        removed = self._images.sweep() + self._disk.sweep(keep, snapshots) + cgroups.sweep(self.home)
         current = {self._skeleton.name, self._toolbox.directory.name}
-        for place, kept in (
-            (self.home / "sandboxes", keep),
-            (self.home / "trash", set[str]()),
-            (self._skeleton.parent, current),
-            (self.home / "toolbox", current),
-        ):
+        for place in (self._skeleton.parent, self.home / "toolbox"):
             for directory in place.iterdir():
-                if directory.name not in kept:
-                    self._delete(directory)
+                if directory.name not in current:
+                    remove_tree(directory, self._idmap)
                     removed.append(str(directory.relative_to(self.home)))
         return removed
+
+    # -- snapshots -----------------------------------------------------------------------------------------------------
+
+    async def snapshot(
+        self, id: str, snapshot: str, machine: Machine | None = None, previous: str | None = None
+    ) -> None:
+        assert machine is None or isinstance(machine, LocalMachine)
+        async with contextlib.nullcontext(None) if machine is None else machine.stillness() as hold:
+            await asyncio.to_thread(self._disk.snapshot, id, snapshot, hold, previous)
+
+    async def clone(self, snapshot: str, id: str) -> None:
+        await asyncio.to_thread(self._disk.clone, snapshot, id)
+
+    async def restore(self, snapshot: str, id: str, stop: Callable[[], Awaitable[None]]) -> None:
+        made = await asyncio.to_thread(self._disk.prepare_restore, snapshot, id)
+        try:
+            await stop()
+            await self._disk.require_idle(id)
+            old = self._disk.restore(made, id)
+        except BaseException:
+            self._remove(made)
+            raise
+        self._remove(old)
+
+    async def remove_snapshot(self, snapshot: str) -> None:
+        self._remove(self._disk.hide_snapshot(snapshot))
+
+    async def snapshots(self) -> set[str]:
+        return self._disk.snapshots()
+
+    async def make_room(self, size: int) -> None:
+        await self._disk.make_room(size)
+
+    async def deleted(self, id: str, image: str) -> list[str]:
+        def own(layer: str) -> dict[str, str | None]:
+            return {"before": None, "after": str(self._disk.directory(id) / layer / "upper")}
+
+        return await self._difference(image, own).deleted()
+
+    def changes(self, image: str, before: str | None, after: str, *, kin: bool = False) -> Changes:
+        def own(layer: str) -> dict[str, str | None]:
+            return {
+                "before": None if before is None else str(self._disk.upper(before, layer)),
+                "after": str(self._disk.upper(after, layer)),
+            }
+
+        return self._difference(image, own, kin)
+
+    def _difference(self, image: str, own: Callable[[str], dict[str, str | None]], kin: bool = False) -> Difference:
+        def layer(name: str, prefix: str, lower: Path, inside: bool = False) -> dict[str, Any]:
+            return {"prefix": prefix, "lower": str(lower), "inside": inside, **own(name)}
+
+        if image != HOST:
+            return Difference(self._idmap, [layer("root", "", self._images.rootfs(image))], kin, self._disk.descriptors)
+        layers = [layer("root", "", self._skeleton)]
+        if self._idmapped:
+            layers.append(layer("usr", "usr", Path("/usr"), inside=True))
+        return Difference(self._idmap, layers, kin, self._disk.descriptors)
 
     # -- images --------------------------------------------------------------------------------------------------------
 

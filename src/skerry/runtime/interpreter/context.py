@@ -188,7 +188,7 @@ class Context:
             self._lost = None
         self._busy = True
         self._info.last_used = now()
-        return await run.follow(executor, transcript)
+        return await run.follow(executor, transcript, self._pool.clock)
 
 
 def _retrieve(task: asyncio.Task[CodeEvent]) -> None:

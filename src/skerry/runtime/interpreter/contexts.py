@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Protocol
 
 from skerry.errors import ContextExistsError, ContextNotFoundError, InvalidRequestError, TooLargeError
@@ -57,6 +57,8 @@ class Contexts:
     ) -> None:
         self._pool = Pool(portal, {**DEFAULTS, **env}, provision)
         self.records = records
+        self.on_run: Callable[[str], None] | None = None
+        """Told of every piece of code that is about to run, by its language."""
         self._contexts = {known.id: Context(self._pool, known, lost=STOPPED) for known in past}
         self._timeout = number(env, "INTERPRETER_EXECUTION_TIMEOUT_MS", provision.timeout or 0) or None
 
@@ -131,6 +133,7 @@ class Contexts:
     async def run(self, request: RunCode) -> Execution:
         """Run code to its end. That it fails or takes too long is a result; cancelling interrupts it."""
         context = await self._choose(request)
+        self._note(context)
         record = Record(request.code)
         await context.run(request.code, request.env, request.timeout, record.add)
         return record.execution()
@@ -138,6 +141,7 @@ class Contexts:
     async def stream(self, request: RunCode) -> AsyncIterator[CodeEvent]:
         """The same, as events while it runs. Closing the iterator interrupts; a slow reader slows only its own code."""
         context = await self._choose(request)
+        self._note(context)
         live = Live()
         running = asyncio.ensure_future(context.run(request.code, request.env, request.timeout, live.emit, live))
         running.add_done_callback(lambda _: live.finish())
@@ -149,6 +153,10 @@ class Contexts:
             if not running.done():
                 running.cancel()
                 await asyncio.gather(running, return_exceptions=True)
+
+    def _note(self, context: Context) -> None:
+        if self.on_run is not None:
+            self.on_run(context.language)
 
     async def _choose(self, request: RunCode) -> Context:
         try:

@@ -17,6 +17,7 @@ from skerry.errors import (
     SkerryError,
 )
 from skerry.models import Language
+from skerry.portal.clock import Clock
 from skerry.portal.contract import Portal
 from skerry.runtime.environment import WORKSPACE
 from skerry.runtime.interpreter.breaker import Breaker
@@ -67,6 +68,10 @@ class Pool:
         self._closed = False
         for language in provision.warm:
             self._own(self.warm(language, self._sizes[language].least, PRELOADED))
+
+    @property
+    def clock(self) -> Clock:
+        return self._portal.clock
 
     # -- taking and giving back ----------------------------------------------------------------------------------------
 
@@ -138,7 +143,7 @@ class Pool:
             if env is not None:
                 executor.ready = asyncio.get_running_loop().create_future()
                 await executor.begin(cwd, env)
-            async with asyncio.timeout(self._ready_within):
+            async with self._portal.clock.timeout(self._ready_within):
                 waits: set[asyncio.Future[object]] = {executor.ready, executor.ended}  # type: ignore[arg-type]
                 await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
             if executor.failure is not None:
@@ -162,7 +167,7 @@ class Pool:
             if self._nursery is None or not self._nursery.alive:
                 self._nursery = Nursery(self._portal)
                 try:
-                    async with asyncio.timeout(self._ready_within):
+                    async with self._portal.clock.timeout(self._ready_within):
                         await self._nursery.open(self._clean())
                 except BaseException as error:
                     await self._nursery.close()

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from skerry.models import CodeError, CodeEvent
+from skerry.portal.clock import Clock
 from skerry.runtime.interpreter.executor import Executor
 from skerry.runtime.interpreter.transcript import Emit, Live, Transcript
 
@@ -48,7 +50,7 @@ class Run:
         if not self._left.is_set():
             self._to(event, size)
 
-    async def follow(self, executor: Executor, transcript: Transcript) -> Outcome | None:
+    async def follow(self, executor: Executor, transcript: Transcript, clock: Clock) -> Outcome | None:
         """What came of it; None when the process had ended before it took the code."""
         running = asyncio.ensure_future(executor.run(self._code, self._env, transcript))
         leaving = asyncio.ensure_future(self._left.wait())
@@ -57,7 +59,9 @@ class Run:
             self._live.attach(executor)
         try:
             waits: set[asyncio.Future[Any]] = {running, leaving}
-            await asyncio.wait(waits, timeout=self._seconds, return_when=asyncio.FIRST_COMPLETED)
+            with contextlib.suppress(TimeoutError):
+                async with clock.timeout(self._seconds):
+                    await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
             if not running.done():
                 timed_out = not leaving.done()
                 killed = await self._stop(executor, running)
