@@ -164,6 +164,23 @@ async def test_raw_packet_and_hypervisor_sockets_do_not_exist(sh: Sh) -> None:
     assert set(got.values()) == {"EAFNOSUPPORT"}, got
 
 
+async def test_the_upper_half_of_a_register_is_no_way_to_such_a_socket(sh: Sh) -> None:
+    got = await python(
+        sh,
+        """
+        import ctypes, platform
+        libc = ctypes.CDLL(None, use_errno=True)
+        number = {"x86_64": 41, "aarch64": 198}[platform.machine()]
+        out = {}
+        for family in (2, 17, 38, 40):
+            found = libc.syscall(number, ctypes.c_ulong(1 << 32 | family), 1, 0)
+            out[family] = "ok" if found >= 0 else errno.errorcode[ctypes.get_errno()]
+        print(json.dumps(out))
+        """,
+    )
+    assert got == {"2": "ok", "17": "EAFNOSUPPORT", "38": "EAFNOSUPPORT", "40": "EAFNOSUPPORT"}
+
+
 async def test_sysctls_devices_and_kernel_files_are_out_of_reach(sh: Sh) -> None:
     for path in (
         "/proc/sys/kernel/hostname", "/proc/sys/kernel/core_pattern", "/proc/sys/vm/drop_caches", "/proc/sysrq-trigger",

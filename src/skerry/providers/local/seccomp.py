@@ -67,7 +67,9 @@ def compile_filter() -> bytes:
         _add(rules, denied, "ioctl", seccomp.Arg(1, seccomp.MASKED_EQ, 0xFFFFFFFF, request))
     for family in range(64):
         if family not in FAMILIES:
-            _add(rules, seccomp.ERRNO(errno.EAFNOSUPPORT), "socket", seccomp.Arg(0, seccomp.EQ, family))
+            # The kernel takes it as a 32-bit number, whatever is in the other half of the register.
+            found = seccomp.Arg(0, seccomp.MASKED_EQ, 0xFFFFFFFF, family)
+            _add(rules, seccomp.ERRNO(errno.EAFNOSUPPORT), "socket", found)
     return _export(rules)
 
 
