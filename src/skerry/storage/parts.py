@@ -81,7 +81,8 @@ class Upload:
         self._number += 1
 
     async def _arrived(self) -> None:
-        part = await self._moving[0]
+        # Shielded: one that is cancelled on its way may arrive all the same, and later than it is looked for.
+        part = await asyncio.shield(self._moving[0])
         self._moving.popleft()
         self.parts.append(part)
         self.stored += part.size
