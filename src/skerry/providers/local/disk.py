@@ -265,8 +265,7 @@ class Disk:
 
     def clone(self, name: str, id: str) -> None:
         """The files of a new sandbox, from a snapshot."""
-        with _told(f"Sandbox {id!r} could not be made from a snapshot"):
-            self._require_snapshot(name)
+        with _told(f"Sandbox {id!r} could not be made from a snapshot"), self._required(name):
             try:
                 self._volumes.snapshot(self._snapshot(name), self.directory(id), writable=True)
             except FileExistsError as error:
@@ -276,11 +275,10 @@ class Disk:
 
     def prepare_restore(self, name: str, id: str) -> Path:
         """All of a rollback that can fail: the files of a snapshot, beside those of the sandbox."""
-        with _told(f"Sandbox {id!r} could not be rolled back"):
-            self._require_snapshot(name)
-            made = self.directory(f".restore-{secrets.token_hex(8)}")
+        made = self.directory(f".restore-{secrets.token_hex(8)}")
+        with _told(f"Sandbox {id!r} could not be rolled back"), self._required(name):
             self._volumes.snapshot(self._snapshot(name), made, writable=True)
-            return made
+        return made
 
     def restore(self, made: Path, id: str) -> Path | None:
         """The sandbox, which does not run, gets these files in one step. Returns the old ones, for ``remove``."""
@@ -307,6 +305,16 @@ class Disk:
     def _require_snapshot(self, name: str) -> None:
         if not self._snapshot(name).is_dir():
             raise SnapshotNotFoundError(f"The files of snapshot {name!r} are missing.")
+
+    @contextmanager
+    def _required(self, name: str) -> Iterator[None]:
+        """A copy takes its time, and the snapshot may be deleted meanwhile."""
+        self._require_snapshot(name)
+        try:
+            yield
+        except FileNotFoundError:
+            self._require_snapshot(name)
+            raise
 
     def upper(self, snapshot: str, layer: str) -> Path:
         """Where one layer of a snapshot is, whether or not it has it."""
