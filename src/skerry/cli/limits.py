@@ -1,0 +1,98 @@
+"""What sandboxes may use, and what they use: the options that say so, and `stats`."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from skerry.cli.context import target_of
+from skerry.cli.output import AsJson, print_json, print_table, size_text
+
+if TYPE_CHECKING:
+    from skerry import SandboxMetrics
+
+Tier = Annotated[str | None, typer.Option(help="Limits by name: starter, builder, …, standard-4.")]
+Memory = Annotated[str | None, typer.Option(help="Memory it may use: 512M, 2G.")]
+Cpu = Annotated[str | None, typer.Option(help="Processors it may use: 0.5, 2.")]
+Pids = Annotated[str | None, typer.Option(help="Processes and threads at a time.")]
+OpenFiles = Annotated[str | None, typer.Option(help="Files each process may have open.")]
+Disk = Annotated[str | None, typer.Option(help="Disk space for its own files: 4G.")]
+Tmpfs = Annotated[str | None, typer.Option(help="Size of /dev/shm: 64M.")]
+Output = Annotated[str | None, typer.Option(help="Bytes of each stream of a result: 1M.")]
+Log = Annotated[str | None, typer.Option(help="Bytes kept of a background process's output: 16M.")]
+Lifetime = Annotated[str | None, typer.Option(help="Time from its creation until it is stopped: 90s, 2h, 7d.")]
+
+EVERY = 2.0
+COLUMNS = ("NAME", "STATE", "CPU", "CPU TIME", "MEMORY", "PEAK", "DISK", "PROCESSES", "NET IN/OUT")
+
+
+def register(app: typer.Typer) -> None:
+    app.command()(stats)
+
+
+def given_limits(**options: str | None) -> dict[str, Any] | None:
+    """The limits of a command line; `none` takes one away."""
+    found: dict[str, Any] = {}
+    for name, value in options.items():
+        if value is not None:
+            found[name] = None if value == "none" else _number(name, value)
+    return found or None
+
+
+def _number(name: str, value: str) -> Any:
+    try:
+        return {"cpu": float, "pids": int, "open_files": int}.get(name, str)(value)
+    except ValueError:
+        raise typer.BadParameter(f"{value!r} is not a number.", param_hint=f"--{name.replace('_', '-')}") from None
+
+
+def stats(
+    context: typer.Context,
+    names: Annotated[list[str] | None, typer.Argument(help="The sandboxes; all that are awake without.")] = None,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Show it again every two seconds.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Show what sandboxes use: processor, memory, disk, processes and network. Wakes none."""
+    target = target_of(context)
+    with target.client() as client:
+        while True:
+            chosen = names or [one.id for one in client.sandboxes() if one.state in ("active", "frozen")]
+            found = [client.sandbox(name).metrics() for name in chosen]
+            if as_json:
+                print_json(found)
+            else:
+                if follow and sys.stdout.isatty():
+                    print("\033[H\033[2J", end="")
+                print_table(COLUMNS, [_row(one) for one in found])
+            if not follow:
+                return
+            sys.stdout.flush()
+            time.sleep(EVERY)
+
+
+def _row(found: SandboxMetrics) -> Sequence[Any]:
+    now, limits = found.now, found.limits
+    if now is None:
+        used = size_text(0)
+        return (found.sandbox_id, found.state, "-", f"{found.usage.cpu_seconds:.1f} s", used, "-", "-", "-", "-")
+    return (
+        found.sandbox_id,
+        found.state,
+        "-" if now.cpu_percent is None else f"{now.cpu_percent:.0f} %" + (f" of {limits.cpu:g}" if limits.cpu else ""),
+        f"{found.usage.cpu_seconds:.1f} s",
+        _of(now.memory, limits.memory),
+        _of(now.memory_peak),
+        _of(now.disk, limits.disk),
+        f"{now.processes}" + (f" of {limits.pids}" if limits.pids else "") if now.processes is not None else None,
+        f"{size_text(now.network_in)} / {size_text(now.network_out)}",
+    )
+
+
+def _of(used: int | None, most: int | None = None) -> str | None:
+    if used is None:
+        return None
+    return size_text(used) + (f" of {size_text(most)}" if most else "")
