@@ -2,22 +2,57 @@
 
 from __future__ import annotations
 
+import base64
 import math
 import re
+from functools import lru_cache
+from hashlib import sha256
 
 from skerry.errors import InvalidRequestError, InvalidSandboxIdError
+from skerry.models import MARK
 
 RESERVED = frozenset({"www", "api", "admin", "root", "system", "cloudflare", "workers"})
 LONGEST = 63
 
+OWNER = re.compile(r"[a-z0-9][a-z0-9._@+-]{0,99}")
+"""How an owner may be named."""
+
 _ID = re.compile(r"[a-z0-9][a-z0-9_-]*")
+_MARKED = re.compile(r"[a-z0-9](?:[a-z0-9_-]{0,61}[a-z0-9_])?-[a-z2-7]{8}-")
 _DURATION = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([smhd]?)")
 _SECONDS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
 _LONGEST_SECONDS = 36_500 * 86400
 
 
+LOCAL = "local"
+"""The owner of all that was made without an API key of the store: where there are no others, of everything."""
+
+
+@lru_cache(maxsize=4096)
+def mark_of(owner: str) -> str:
+    """What the ids of an owner's sandboxes end in, within the server; nothing for the local one.
+
+    So the same id means another sandbox for each owner, and what is another's cannot even be named. Nobody's id ends in
+    a hyphen, and a host name may hold one.
+    """
+    if owner == LOCAL:
+        return ""
+    digest = sha256(b"owner of sandboxes\0" + owner.encode()).digest()
+    return f"-{base64.b32encode(digest[:5]).decode().lower()}-"
+
+
+def mark_in(id: str) -> str:
+    """The mark that an id of the server's ends in."""
+    return id[-MARK:] if id.endswith("-") else ""
+
+
 def normalise_id(raw: str) -> str:
-    """The one spelling of a sandbox's id: trimmed and lower-cased. What cannot be used is refused, never mended."""
+    """The one spelling of a sandbox's id, with the mark of its owner if it has one already."""
+    return raw if raw.endswith("-") and _MARKED.fullmatch(raw) else checked_id(raw)
+
+
+def checked_id(raw: str) -> str:
+    """An id as people give it: trimmed and lower-cased. What cannot be used is refused, never mended."""
     id = raw.strip()
     if not 1 <= len(id) <= LONGEST:
         raise _invalid(f"A sandbox id has 1 to {LONGEST} characters, not {len(id)}.", "INVALID_SANDBOX_ID_LENGTH")

@@ -11,6 +11,8 @@ import time
 from dataclasses import dataclass
 from hashlib import sha256
 
+from skerry.control.actor import Caller, caller
+
 LIFETIME = 60
 # How long a page that lost its connection may take to come back.
 RESUME = 3600
@@ -21,6 +23,8 @@ _MOST = 10_000
 class _Ticket:
     sandbox: str
     expires: float
+    who: Caller
+    """On whose behalf it was issued: it goes no further than they could, and ends with their key."""
 
 
 class Tickets:
@@ -35,7 +39,7 @@ class Tickets:
         while len(self._tickets) >= _MOST:
             del self._tickets[next(iter(self._tickets))]
         ticket = secrets.token_urlsafe(32)
-        self._tickets[_digest(ticket)] = _Ticket(sandbox, now + lifetime)
+        self._tickets[_digest(ticket)] = _Ticket(sandbox, now + lifetime, caller.get())
         return ticket
 
     def expire(self, ticket: str, lifetime: float) -> None:
@@ -44,10 +48,12 @@ class Tickets:
         if known is not None:
             known.expires = time.monotonic() + lifetime
 
-    def redeem(self, ticket: str, sandbox: str) -> bool:
-        """Whether it lets its bearer into this sandbox; it does so once."""
+    def redeem(self, ticket: str, sandbox: str) -> Caller | None:
+        """On whose behalf it lets its bearer into this sandbox, by its owner's name for it; it does so once."""
         known = self._tickets.pop(_digest(ticket), None)
-        return known is not None and known.sandbox == sandbox and time.monotonic() < known.expires
+        if known is None or known.sandbox != sandbox + known.who.mark or time.monotonic() >= known.expires:
+            return None
+        return known.who
 
 
 def _digest(ticket: str) -> bytes:
