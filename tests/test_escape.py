@@ -2,48 +2,18 @@
 
 from __future__ import annotations
 
-import json
-import platform
 import secrets
 import socket
 import subprocess
-import textwrap
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 
-import pytest
-
-from skerry.models import ExecResult
 from skerry.providers.local import seccomp
 from skerry.providers.local.provider import LocalProvider
 from skerry.runtime.runtime import Runtime
 from skerry.runtime.viewer import End, Screen
+from tests.attempts import Sh, number, python
 from tests.disks import opened
 from tests.machines import descriptors
-
-Sh = Callable[..., Awaitable[ExecResult]]
-
-_CALL = """
-import ctypes, errno, json, sys
-libc = ctypes.CDLL(None, use_errno=True)
-libc.syscall.restype = ctypes.c_long
-def call(number, *args):
-    ctypes.set_errno(0)
-    result = libc.syscall(ctypes.c_long(number), *[ctypes.c_long(a) if isinstance(a, int) else a for a in args])
-    return "ok" if result >= 0 else errno.errorcode[ctypes.get_errno()]
-"""
-
-
-async def python(sh: Sh, code: str) -> object:
-    result = await sh("python3 -", stdin=_CALL + textwrap.dedent(code), session=None, timeout=30_000)
-    assert result.exit_code == 0, result.stderr
-    return json.loads(result.stdout)
-
-
-def number(name: str) -> int:
-    import pyseccomp
-
-    return int(pyseccomp.resolve_syscall(pyseccomp.system_arch(), name))
 
 
 async def test_nothing_of_the_hosts_files_is_there(sh: Sh, tmp_path: Path) -> None:
@@ -111,15 +81,6 @@ async def test_init_cannot_be_signalled_traced_or_read(sh: Sh) -> None:
     )
     assert isinstance(found, dict)
     assert set(found.values()) <= {"EPERM", "EACCES"}, found
-
-
-async def test_every_call_on_the_deny_list_is_refused(sh: Sh) -> None:
-    names = {n: number(n) for n in (*seccomp.MOUNTS, *seccomp.KERNEL, *seccomp.SURFACE, *seccomp.ABSENT)}
-    known = {name: n for name, n in names.items() if n >= 0}
-    assert len(known) > 40
-    got = await python(sh, f"print(json.dumps({{n: call(i, 0, 0, 0, 0, 0, 0) for n, i in {known!r}.items()}}))")
-    expected = {name: "ENOSYS" if name in seccomp.ABSENT else "EPERM" for name in known}
-    assert got == expected
 
 
 async def test_no_namespace_of_any_kind_can_be_made(sh: Sh) -> None:
@@ -257,19 +218,6 @@ async def test_capabilities_are_few_and_no_new_privileges_holds(runtime: Runtime
         assert fields["Seccomp"] == "2"
         for name in ("CapBnd", "CapEff", "CapPrm"):
             assert int(fields[name], 16) & ~allowed == 0, (session, name, fields[name])
-
-
-@pytest.mark.skipif(platform.machine() != "x86_64", reason="the second ABI in question is x86-64's 32-bit one")
-async def test_the_other_abi_is_closed(sh: Sh) -> None:
-    code = """
-        import ctypes, mmap
-        page = mmap.mmap(-1, 4096, prot=mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC)
-        page.write(bytes.fromhex("b814000000cd80c3"))  # mov eax, 20 (getpid); int 0x80; ret
-        function = ctypes.CFUNCTYPE(ctypes.c_long)(ctypes.addressof(ctypes.c_char.from_buffer(page)))
-        print(function())
-    """
-    result = await sh("python3 -", stdin=textwrap.dedent(code), session=None)
-    assert result.exit_code == 128 + 31, result.stdout  # SIGSYS
 
 
 async def test_typing_into_ones_own_terminal_is_refused(runtime: Runtime) -> None:

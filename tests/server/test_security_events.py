@@ -14,7 +14,7 @@ from structlog.testing import capture_logs
 from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed
 
-from skerry.server import security
+from skerry.server import allowance
 from skerry.server.security import AT_ONCE, KINDS, REMEMBERED, Events, shown_host
 from tests.server.conftest import ServerProcess
 from tests.server.preview.conftest import Site
@@ -114,7 +114,7 @@ async def test_names_and_pages_of_others_are_logged_where_there_are_no_keys(tmp_
 
 def test_who_asks_without_end_does_not_fill_the_log(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = 100.0
-    monkeypatch.setattr(security.time, "monotonic", lambda: clock)
+    monkeypatch.setattr(allowance.time, "monotonic", lambda: clock)
     events = Events()
     with capture_logs() as log:
         for _ in range(1000):
@@ -132,7 +132,7 @@ def test_many_who_ask_do_not_fill_the_memory() -> None:
     with capture_logs():
         for number in range(REMEMBERED + 100):
             events.report("preview_unknown", f"client-{number}")
-    assert len(events._counts) == REMEMBERED
+    assert len(events._allowance) == REMEMBERED
 
 
 def test_a_host_is_logged_without_token_and_without_what_a_terminal_obeys() -> None:
@@ -142,6 +142,6 @@ def test_a_host_is_logged_without_token_and_without_what_a_terminal_obeys() -> N
 
 
 def test_every_kind_is_explained() -> None:
-    text = (Path(__file__).parents[2] / "SECURITY.md").read_text()
+    text = (Path(__file__).parents[2] / "docs/security.md").read_text()
     explained = dict(re.findall(r"^\| `(\w+)` \| (\w+) \|", text, re.MULTILINE))
     assert explained == KINDS

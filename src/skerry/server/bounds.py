@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator, Callable, Coroutine
 from typing import Any
 
 from fastapi import Request, Response
+from fastapi.dependencies.models import Dependant
 from fastapi.routing import APIRoute
 from pydantic_core import from_json
 from starlette.requests import ClientDisconnect
@@ -93,12 +94,17 @@ class BoundedRequest(Request):
         return self._json
 
 
+def _query_names(dependant: Dependant) -> set[str]:
+    names = {field.alias for field in dependant.query_params}
+    return names.union(*(_query_names(each) for each in dependant.dependencies))
+
+
 class BoundedRoute(APIRoute):
     """A route that refuses what it does not know and reads JSON within bounds, before FastAPI looks at it."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handle = super().get_route_handler()
-        known = {field.alias for field in self.dependant.query_params}
+        known = _query_names(self.dependant)
         takes_json = self.body_field is not None
 
         async def bounded(request: Request) -> Response:

@@ -6,12 +6,11 @@ They say what was tried, on which sandbox and from where, and never the key, tok
 from __future__ import annotations
 
 import re
-import time
-from collections import OrderedDict
-from dataclasses import dataclass
 from typing import Literal
 
 import structlog
+
+from skerry.server.allowance import Allowance
 
 log = structlog.get_logger("skerry.security")
 
@@ -21,19 +20,25 @@ KINDS: dict[str, Severity] = {
     "host_refused": "high",
     "origin_refused": "high",
     "request_malformed": "medium",
+    "csrf_refused": "high",
     "api_key_wrong": "medium",
+    "sign_in_failed": "medium",
+    "scope_refused": "low",
+    "rate_limited": "low",
     "ticket_wrong": "medium",
     "preview_token_wrong": "medium",
     "preview_link_wrong": "medium",
     "service_worker_refused": "medium",
     "browser_refused": "medium",
+    "connections_exceeded": "medium",
+    "client_slow": "low",
     "sandbox_id_refused": "low",
     "api_key_missing": "low",
     "preview_unknown": "low",
     "preview_private": "low",
     "headers_too_large": "low",
 }
-"""What may happen, and how serious it is. ``SECURITY.md`` says what each means."""
+"""What may happen, and how serious it is. ``docs/security.md`` says what each means."""
 
 AT_ONCE = 10
 """So many of one kind from one client are written in a minute. How many more there were is said with the next."""
@@ -45,34 +50,19 @@ _HOST = re.compile(r"[A-Za-z0-9._:\[\]-]{1,255}")
 _PREVIEW = re.compile(r"[0-9]+-[^.]*\.")
 
 
-@dataclass(slots=True)
-class _Count:
-    since: float
-    written: int = 0
-    withheld: int = 0
-
-
 class Events:
     """Bounded: whoever asks often enough must fill neither the log nor the memory."""
 
     def __init__(self) -> None:
-        self._counts: OrderedDict[tuple[str, str], _Count] = OrderedDict()
+        self._allowance = Allowance(AT_ONCE, PERIOD, REMEMBERED)
 
     def report(self, kind: str, client: str = "", **facts: str | int | None) -> None:
-        now = time.monotonic()
-        count = self._counts.setdefault((kind, client), _Count(now))
-        self._counts.move_to_end((kind, client))
-        if len(self._counts) > REMEMBERED:
-            self._counts.popitem(last=False)
-        if now - count.since > PERIOD:
-            count.since, count.written = now, 0
-        if count.written >= AT_ONCE:
-            count.withheld += 1
+        withheld = self._allowance.take((kind, client))
+        if withheld is None:
             return
-        count.written += 1
         known = {name: value for name, value in facts.items() if value is not None}
-        if count.withheld:
-            known["withheld"], count.withheld = count.withheld, 0
+        if withheld:
+            known["withheld"] = withheld
         severity = KINDS[kind]
         write = getattr(log, _LEVELS[severity])
         write("security", kind=kind, severity=severity, client=shown_host(client), **known)
