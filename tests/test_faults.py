@@ -170,8 +170,14 @@ def test_cycles_of_create_and_destroy_leak_nothing(server: Server) -> None:
     assert mounts_below(server.home) == []
     server.stop()
     with sqlite3.connect(server.home / "skerry.db") as database:
-        for table in ("sandboxes", "processes"):  # what happened to them is kept for a while
-            assert database.execute(f"select count(*) from {table}").fetchone() == (0,)
+        for table in ("sandboxes", "processes", "contexts", "exposures", "mounts", "workspaces", "snapshots"):
+            assert database.execute(f"select count(*) from {table}").fetchone() == (0,), table
+        told: dict[str, list[str]] = {}
+        for id, kind in database.execute("select sandbox_id, kind from events order by id"):
+            told.setdefault(id, []).append(kind)
+    # What happened to each is kept for a while, and nothing else.
+    cycles = [*(f"warm-up-{n}" for n in range(5)), *(f"cycle-{n}" for n in range(CYCLES))]
+    assert told == {id: ["created", "started", "session_created", "destroyed"] for id in cycles}
 
 
 def _cycle(client: httpx.Client, id: str) -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 from tests.cli.conftest import Skerry
 
@@ -46,3 +47,19 @@ def test_mistakes_are_said(skerry: Skerry) -> None:
     assert done.returncode == 2
     done = skerry("backup", "keeper", "--bucket", "sea")
     assert b"those that are configured are default" in done.stderr
+
+
+def test_a_broken_file_of_buckets_is_told_when_the_server_starts(skerry: Skerry, tmp_path: Path) -> None:
+    (tmp_path / "buckets.toml").write_text("[near]\nurl = 'file:///srv'\n\n[far]\nregion = 'x'\n")
+    refused = skerry("serve", "--port", "0", "--home", tmp_path)
+    said = f"error: [far] in '{tmp_path}/buckets.toml', line 4, cannot be used: url: Field required.\n"
+    assert (refused.returncode, refused.stdout, refused.stderr.decode()) == (2, b"", said)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["buckets.toml"]
+    findings = json.loads(skerry("--home", tmp_path, "doctor", "--json").stdout)["findings"]
+    (told,) = [one for one in findings if one["name"] == "buckets"]
+    assert not told["ok"]
+    assert f"{tmp_path}/buckets.toml', line 4" in told["detail"]
+    (tmp_path / "buckets.toml").write_text("[near]\nurl = 'file:///srv'\n")
+    findings = json.loads(skerry("--home", tmp_path, "doctor", "--json").stdout)["findings"]
+    (told,) = [one for one in findings if one["name"] == "buckets"]
+    assert (told["ok"], told["detail"]) == (True, "default (directory), near (directory).")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
@@ -10,7 +11,14 @@ import pytest
 
 from skerry.control.open import open_registry
 from skerry.control.registry import Registry
-from skerry.errors import BackupKeyError, BucketError, ConflictError, SandboxNotFoundError, SkerryError
+from skerry.errors import (
+    BackupKeyError,
+    BucketError,
+    ConflictError,
+    FilesMissingError,
+    SandboxNotFoundError,
+    SkerryError,
+)
 from skerry.models import CreateSandbox, ExecRequest, SleepSandbox, WakeSandbox
 from skerry.settings import Settings
 from tests.postgres import Postgres, postgres
@@ -80,6 +88,28 @@ async def test_the_server_that_shipped_it_wakes_it_from_its_own_files(server: Op
     assert len((await one.backups.list()).backups) == 1
     await other.wake("demo", WAKE)
     assert await sh(other, "cat /workspace/f") == "kept\n"
+
+
+async def test_what_a_restore_that_was_cut_off_had_moved_is_back_before_it_is_shipped(server: Open) -> None:
+    one, other = await server("one"), await server("other")
+    staged = "/.skerry-restore-0123456789ab"
+    log = json.dumps({"move": ["/workspace/f", f"{staged}/old/f"]})
+    await sh(one, f"echo kept >f; mkdir -p {staged}/new {staged}/old; mv f {staged}/old/f; echo '{log}' >{staged}/log")
+    one.backups.restores.inherit("demo", [{"target": "/workspace", "places": {"": staged}}])
+    await one.sleep("demo", SHIP)
+    await other.wake("demo", WAKE)
+    assert await sh(other, "cat f; ls -A / | grep skerry-restore || true") == "kept\n"
+    assert "backup_deleted" not in [event.kind for event in await other.events("demo")]
+
+
+async def test_one_whose_files_are_missing_is_not_shipped(server: Open) -> None:
+    one = await server("one")
+    await sh(one, "echo kept >f")
+    await one.stop("demo")
+    await one.provider.forget("demo")
+    with pytest.raises(FilesMissingError):
+        await one.sleep("demo", SHIP)
+    assert (await one.backups.list()).backups == []
 
 
 async def test_of_several_who_ask_at_once_one_wakes_it(server: Open) -> None:

@@ -243,13 +243,13 @@ async def test_a_sandbox_from_a_snapshot_has_its_settings_where_nothing_else_is_
 ) -> None:
     await registry.create(
         CreateSandbox(
-            id=id, env={"A": "1", "B": "2"}, labels={"team": "x"}, sleep_after="5m", limits=Limits(memory_mb=512)
+            id=id, env={"A": "1", "B": "2"}, labels={"team": "x"}, sleep_after="5m", limits=Limits(memory=512 << 20)
         )
     )
     taken = await take(registry, id)
     same = await registry.create(CreateSandbox(snapshot=taken.id))
     assert (same.env, same.labels, same.sleep_after) == ({"A": "1", "B": "2"}, {"team": "x"}, 300)
-    assert same.limits["memoryMb"] == 512
+    assert same.limits.memory == 512 << 20
     assert (same.made_from, same.base, same.image, same.starts) == (taken.id, taken.id, "host", 0)
     other = await registry.create(
         CreateSandbox(snapshot=taken.id, env={"B": "3"}, labels={"team": "y"}, sleep_after="1h")

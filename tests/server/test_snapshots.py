@@ -15,6 +15,10 @@ async def ok(response: httpx.Response, status: int = 200) -> Any:
     return response.json()
 
 
+def value(text: str, series: str) -> float:
+    return sum(float(line.rpartition(" ")[2]) for line in text.splitlines() if line.rpartition(" ")[0] == series)
+
+
 async def run(http: Http, box: str, command: str) -> str:
     result = await ok(await http.post(f"{box}/exec", json={"command": command}))
     assert result["exitCode"] == 0, result
@@ -59,8 +63,75 @@ async def test_forks_and_rollback(http: Http, box: str) -> None:
     for one in forked["sandboxes"]:
         assert await run(http, f"/v1/sandboxes/{one['id']}", "cat f") == "two\n"
         await ok(await http.delete(f"/v1/sandboxes/{one['id']}"))
-    kinds = [event["kind"] for event in (await ok(await http.get(f"{box}/events")))["events"]]
-    assert {"snapshot", "rollback"} <= set(kinds)
+
+
+async def events(http: Http, box: str) -> dict[str, dict[str, Any]]:
+    found = (await ok(await http.get(f"{box}/events")))["events"]
+    return {event["kind"]: event for event in found}
+
+
+async def test_who_did_it_and_how_long_it_took_is_on_record(http: Http, box: str) -> None:
+    id = box.rpartition("/")[2]
+    before = (await http.get("/metrics")).text
+    await run(http, box, "true")
+    taken = (await ok(await http.post(f"{box}/snapshots", json={"name": f"of-{id}"}), 201))["id"]
+    forks = [one["id"] for one in (await ok(await http.post(f"{box}/fork", json={"count": 2}), 201))["sandboxes"]]
+    made = (await ok(await http.post("/v1/sandboxes", json={"snapshot": taken}), 201))["id"]
+    await ok(await http.post(f"{box}/rollback", json={"snapshot": taken}))
+    await ok(await http.delete(f"/v1/snapshots/{taken}", params={"force": "true"}))
+    found = await events(http, box)
+    for kind, details, message in (
+        ("snapshot", {"snapshot": taken}, f"Snapshot 'of-{id}' was taken."),
+        ("forked", {"sandboxes": forks}, f"Forked into {', '.join(forks)}."),
+        ("rollback", {"snapshot": taken}, f"Rolled back to snapshot 'of-{id}'."),
+        ("snapshot_deleted", {"snapshot": taken}, f"Snapshot 'of-{id}' was deleted."),
+    ):
+        assert (found[kind]["by"], found[kind]["details"], found[kind]["message"]) == ("local client", details, message)
+        assert found[kind]["took"] > 0
+    for new, message in (
+        *((each, f"Forked from sandbox '{id}'.") for each in forks),
+        (made, f"Created from snapshot 'of-{id}'."),
+    ):
+        created = (await events(http, f"/v1/sandboxes/{new}"))["created"]
+        assert (created["by"], created["message"], created["toState"]) == ("local client", message, "created")
+        assert created["took"] > 0
+        await ok(await http.delete(f"/v1/sandboxes/{new}"))
+    after = (await http.get("/metrics")).text
+    for series, grew in {
+        "skerry_sandbox_created_total": 4,
+        'skerry_operation_duration_seconds_count{operation="snapshot"}': 1,
+        'skerry_operation_duration_seconds_count{operation="fork"}': 2,
+        'skerry_operation_duration_seconds_count{operation="rollback"}': 1,
+    }.items():
+        assert value(after, series) - value(before, series) == grew, series
+
+
+async def test_what_is_refused_is_not_counted_as_a_failure(http: Http, box: str) -> None:
+    await run(http, box, "true")
+    taken = (await ok(await http.post(f"{box}/snapshots"), 201))["id"]
+    before = (await http.get("/metrics")).text
+    refusals: tuple[tuple[str, dict[str, Any]], ...] = (
+        ("/v1/sandboxes/never-made/fork", {}),
+        (f"{box}/fork", {"ids": [box.rpartition("/")[2]]}),
+        ("/v1/sandboxes", {"snapshot": taken, "id": box.rpartition("/")[2]}),
+        (f"{box}/snapshots", {"name": "no name"}),
+    )
+    for path, body in refusals:
+        assert (await http.post(path, json=body)).is_client_error
+    refused = (await http.get("/metrics")).text
+    for operation in ("snapshot", "fork", "rollback"):
+        series = f'skerry_operation_failures_total{{operation="{operation}"}}'
+        assert value(refused, series) == value(before, series)
+    assert not any(kind.endswith("_failed") for kind in await events(http, box))
+
+
+async def test_one_who_follows_a_sandbox_whose_snapshot_outlived_it_comes_to_an_end(http: Http, box: str) -> None:
+    await run(http, box, "true")
+    taken = (await ok(await http.post(f"{box}/snapshots"), 201))["id"]
+    await ok(await http.delete(box))
+    await ok(await http.delete(f"/v1/snapshots/{taken}"))
+    told = (await http.get(f"{box}/events/stream")).text
+    assert told.index('"destroyed"') < told.index('"snapshot_deleted"')
 
 
 async def test_a_diff_is_a_list_or_a_tar(http: Http, box: str) -> None:

@@ -102,6 +102,21 @@ def test_a_file_that_makes_no_sense_is_refused_without_showing_it(tmp_path: Path
     assert "neap-tide" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("[near]\nurl = 's3://x'\n\n[far]\nregion = 'x'\n", 4),
+        ("[near]\nurl = 's3://x'\n[ 'far' ]\nregion = 'x'\n", 3),
+        ("# far\nfar = 1\n", 2),
+        ("[near]\nurl = 's3://x'\nurl\n", 3),
+        ("# far\n\nfar.region = 'x'\n", 3),
+    ],
+)
+def test_what_makes_no_sense_is_named_with_its_line(tmp_path: Path, text: str, line: int) -> None:
+    with pytest.raises(BucketSettingsError, match=rf"buckets\.toml'.*\bline {line}\b"):
+        Buckets(tmp_path, written(tmp_path, text), environ={})
+
+
 def test_a_file_with_keys_that_others_may_read_is_refused(tmp_path: Path) -> None:
     path = written(tmp_path, "[far]\nurl = 's3://x'\naccess_key = 'a'\nsecret_key = 'b'\n", mode=0o640)
     with pytest.raises(BucketSettingsError, match=r"holds keys and may be read by others.*chmod 600"):

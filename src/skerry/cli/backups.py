@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from skerry.cli.context import target_of
-from skerry.cli.output import AsJson, print_json, print_table, size_text
+from skerry.cli.output import AsJson, counted, print_json, print_table, size_text, somebody_looks
 from skerry.cli.progress import progress_bar
 
 if TYPE_CHECKING:
@@ -64,7 +64,8 @@ def backup(
     for what, count in done.left_out.items():
         if what != "excluded":
             print(f"{what}: {count} ({', '.join(done.examples.get(what, ())[:3])})", file=sys.stderr)
-    print(f"{done.id}\t{done.files} files\t{size_text(done.bytes)}\t{size_text(done.size)} in bucket {done.bucket}")
+    shipped = f"{size_text(done.size)} in bucket {done.bucket}"
+    print(done.id, counted(done.files, "file"), size_text(done.bytes), shipped, sep="\t")
 
 
 def restore(
@@ -79,7 +80,7 @@ def restore(
     handle = _handle(sys.stdin.read()) if backup == "-" else backup
     with target_of(context).sandbox(sandbox) as machine, _watched(f"restore of {backup}") as on_progress:
         done = machine.restore(handle, directory, bucket=bucket, on_progress=on_progress)
-    print_json(done) if as_json else print(f"{done.dir}\t{done.files} files\t{size_text(done.bytes)}")
+    print_json(done) if as_json else print(f"{done.dir}\t{counted(done.files, 'file')}\t{size_text(done.bytes)}")
 
 
 def backups(
@@ -95,13 +96,16 @@ def backups(
         if delete:
             for id in delete:
                 client.delete_backup(id, bucket=bucket)
-                print(id)
-            return
+                if not as_json:
+                    print(id)
+            return print_json(delete) if as_json else None
         found = client.list_backups(sandbox=sandbox, name=name, bucket=bucket)
     if as_json:
         return print_json(found)
     for unreachable in found.unreachable:
         print(f"bucket {unreachable} does not answer", file=sys.stderr)
+    if not found.backups and somebody_looks():
+        return print("There are no backups yet. `skerry backup demo` makes one of sandbox demo's /workspace.")
     rows = [
         (one.id, one.name, one.sandbox_id, one.dir, one.files, size_text(one.size), one.bucket, one.created_at)
         for one in found.backups
@@ -131,13 +135,15 @@ def _handle(text: str) -> dict[str, Any] | str:
 @contextmanager
 def _watched(title: str) -> Iterator[Callable[[BackupEvent], None]]:
     """Events moved into a bar, which wants to know how much more there is each time."""
-    with progress_bar(title, None) as advance:
+    with progress_bar(title, None, stays=False) as bar:
         seen = 0
 
         def on_progress(event: BackupEvent) -> None:
             nonlocal seen
+            if event.total:
+                bar.expect(event.total)
             if event.bytes is not None and event.bytes > seen:
-                advance(event.bytes - seen)
+                bar(event.bytes - seen)
                 seen = event.bytes
 
         yield on_progress

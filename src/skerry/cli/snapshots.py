@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from skerry.cli.context import pairs, target_of
-from skerry.cli.output import AsJson, print_json, print_table, size_text
+from skerry.cli.output import AsJson, print_json, print_table, size_text, somebody_looks
 from skerry.cli.sandboxes import Name
 
 if TYPE_CHECKING:
@@ -28,12 +27,15 @@ def snapshot(
     context: typer.Context,
     name: Name,
     called: Annotated[str | None, typer.Argument(metavar="[AS]", help="A name to find it by.")] = None,
+    option: Annotated[str | None, typer.Option("--name", help="The same.")] = None,
     label: Annotated[list[str] | None, typer.Option("--label", "-l", help="KEY=VALUE; may be given again.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Keep the files of a sandbox as they are now; what runs in it goes on."""
+    """Keep the files of a sandbox as they are now; what runs in it goes on. Prints the snapshot's id."""
+    if called and option and called != option:
+        raise typer.BadParameter("Two different names were given.", param_hint="--name")
     with target_of(context).existing(name) as sandbox:
-        taken = sandbox.snapshot(called, labels=pairs(label, "--label") or None)
+        taken = sandbox.snapshot(called or option, labels=pairs(label, "--label") or None)
     print_json(taken) if as_json else print(taken.id)
 
 
@@ -50,16 +52,17 @@ def snapshots(
         if remove:
             for each in remove:
                 client.delete_snapshot(each, force=force)
-                print(each)
-            return
+                if not as_json:
+                    print(each)
+            return print_json(remove) if as_json else None
         found = client.list_snapshots(name)
-        if tree:
+        if tree and not as_json:
             for line in _tree(found, list(client.sandboxes())):
                 print(line)
             return
     if as_json:
         return print_json(found)
-    if not found and sys.stdout.isatty():
+    if not found and somebody_looks():
         return print("There are no snapshots yet. `skerry snapshot demo` takes one of sandbox demo.")
     rows = [(one.id, one.name, one.sandbox_id, one.image, one.created_at, len(one.sandboxes)) for one in found]
     print_table(("ID", "NAME", "SANDBOX", "IMAGE", "TAKEN", "USED BY"), rows)
@@ -106,11 +109,19 @@ def fork(
 
 
 def rollback(
-    context: typer.Context, name: Name, snapshot: Annotated[str, typer.Argument(help="The id or name of a snapshot.")]
+    context: typer.Context,
+    name: Name,
+    snapshot: Annotated[str, typer.Argument(help="The id or name of a snapshot.")],
+    as_json: AsJson = False,
 ) -> None:
     """Make the files of a sandbox what they were; what runs in it ends."""
     with target_of(context).existing(name) as sandbox:
-        print(sandbox.rollback(snapshot).state)
+        back = sandbox.rollback(snapshot)
+    if as_json:
+        return print_json(back)
+    if not somebody_looks():
+        return print(back.id, back.base, back.state, sep="\t")
+    print(f"{back.id} is as it was at snapshot {snapshot}. What ran in it has ended; the next command wakes it.")
 
 
 def diff(
@@ -133,15 +144,17 @@ def diff(
             sandbox.info()
         except SandboxNotFoundError:
             if tar is not None:
-                return print(size_text(client.download_diff(tar, name, to)))
+                return print(tar, size_text(client.download_diff(tar, name, to)), sep="\t")
             found = client.diff(name, to)
         else:
             if tar is not None:
-                return print(size_text(sandbox.download_diff(tar, since)))
+                return print(tar, size_text(sandbox.download_diff(tar, since)), sep="\t")
             found = sandbox.diff(since)
     print_json(found) if as_json else _print_changes(found)
 
 
 def _print_changes(found: list[LayerChange]) -> None:
+    if not found and somebody_looks():
+        print("Nothing has changed.")
     for one in found:
         print(f"{_SIGNS[one.change]} {one.path}{'/' if one.type == 'directory' else ''}")

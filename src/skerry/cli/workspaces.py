@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from skerry.cli.context import target_of
-from skerry.cli.output import AsJson, print_json, print_table, size_text
+from skerry.cli.output import AsJson, counted, print_json, print_table, size_text, somebody_looks
 
 
 def register(app: typer.Typer) -> None:
@@ -44,10 +44,9 @@ def sync(
     else:
         for error in done.errors:
             print(error, file=sys.stderr)
-        print(
-            f"{done.synced_files} files synced\t{done.skipped_files} unchanged\t{done.deleted_files} deleted\t"
-            f"{size_text(done.total_size)} in bucket {done.bucket}"
-        )
+        moved = f"{counted(done.synced_files, 'file')} synced"
+        stored = f"{size_text(done.total_size)} in bucket {done.bucket}"
+        print(moved, f"{done.skipped_files} unchanged", f"{done.deleted_files} deleted", stored, sep="\t")
     if not done.ok:
         raise typer.Exit(1)
 
@@ -62,11 +61,14 @@ def workspaces(
         if delete:
             for id in delete:
                 client.delete_workspace(id)
-                print(id)
-            return
+                if not as_json:
+                    print(id)
+            return print_json(delete) if as_json else None
         found = client.list_workspaces()
     if as_json:
         return print_json(found)
+    if not found.workspaces and somebody_looks():
+        return print("No workspace is stored yet. `skerry sync demo` stores sandbox demo's.")
     rows = [
         (one.sandbox_id, one.owner, one.files, size_text(one.size), one.bucket, one.workspace_synced_at)
         for one in found.workspaces

@@ -5,18 +5,19 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import importlib
-import os
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
+from weakref import WeakSet
 
 import structlog
 
+from skerry.control.actor import caller
 from skerry.control.events import Events
-from skerry.control.identity import normalise_id, parse_duration
+from skerry.control.identity import mark_in, normalise_id, parse_duration
 from skerry.control.metrics import Metrics
-from skerry.errors import SkerryError
+from skerry.errors import BackupDamagedError, BackupNotFoundError, SkerryError
 from skerry.models import (
     BackupEvent,
     BackupInfo,
@@ -24,6 +25,7 @@ from skerry.models import (
     BackupRequest,
     BackupResult,
     BucketInfo,
+    KeyScope,
     RestoreRequest,
     RestoreResult,
     SandboxInfo,
@@ -33,6 +35,8 @@ from skerry.runtime.environment import WORKSPACE
 from skerry.runtime.paths import resolve
 from skerry.runtime.runtime import Runtime
 from skerry.settings import Settings
+from skerry.storage.restores import Restores
+from skerry.storage.unfinished import Unfinished
 
 if TYPE_CHECKING:
     from skerry.portal.contract import Portal
@@ -66,7 +70,13 @@ class SandboxBackups:
         self._history = history
         self._metrics = metrics
         self._get = get
+        self.restores = Restores(settings.home / "restores")
+        self.refills = Unfinished(settings.home / "refills")
+        """Sandboxes whose files were missing and are being restored: if that is cut off they are missing still."""
         self._opened: Backups | None = None
+        self._making: dict[str, str] = {}
+        """The sandboxes of backups that are being made."""
+        self._filled: WeakSet[Runtime] = WeakSet()
         self._sweeper: asyncio.Task[None] | None = None
 
     @property
@@ -79,7 +89,7 @@ class SandboxBackups:
 
             settings = self._settings
             key = read_key(settings.backup_key, settings.backup_key_file)
-            self._opened = Backups(Buckets(settings.home, settings.buckets), key, settings.home)
+            self._opened = Backups(Buckets(settings.home, settings.buckets), key, settings.home, self.restores)
         return self._opened
 
     def open(self) -> None:
@@ -106,10 +116,13 @@ class SandboxBackups:
         if dir == "/":
             source = replace(source, since=await self._since(id), deleted=await self._deleted(id))
         began = time.perf_counter()
-        with self._metrics.timed("backup"):
-            info = await self._told(
-                id, "backup", self._backups.create(backup or self._backups.new_id(), source, request, report)
-            )
+        name = backup or self._new_id(id)
+        self._making[name] = id
+        try:
+            with self._metrics.timed("backup"):
+                info = await self._told(id, "backup", self._backups.create(name, source, request, report))
+        finally:
+            del self._making[name]
         self._metrics.bytes.labels("up").inc(info.size)
         self._history.record(
             id,
@@ -131,6 +144,8 @@ class SandboxBackups:
         with self._metrics.timed("restore"):
             work = self._backups.restore(runtime.portal, id, info, dir, report)
             result = await self._told(id, "restore", work)
+        self._filled.add(runtime)
+        self.refills.settled(id)
         self._metrics.bytes.labels("down").inc(info.size)
         self._history.record(
             id,
@@ -141,9 +156,21 @@ class SandboxBackups:
         )
         return result
 
+    async def restore_archive(self, runtime: Runtime, id: str, archive: str, dir: str) -> None:
+        """An archive in the sandbox's own files takes the place of a directory of it."""
+        id, began = normalise_id(id), time.perf_counter()
+        await self._told(id, "restore", self._backups.restore_archive(runtime.portal, id, archive, dir))
+        self._history.record(
+            id, "restored", f"{dir} was restored from an archive in the sandbox.", took=time.perf_counter() - began
+        )
+
+    def filled(self, runtime: Runtime) -> bool:
+        """Whether something was restored through it."""
+        return runtime in self._filled
+
     async def backup_events(self, runtime: Runtime, id: str, request: BackupRequest) -> AsyncIterator[BackupEvent]:
         """The same with news on the way; closing it cancels."""
-        backup = self._backups.new_id()
+        backup = self._new_id(normalise_id(id))
         yield BackupEvent(type="start", id=backup)
         progress: _Progress[BackupResult] = _Progress(backup, "packing", None)
         async with contextlib.aclosing(
@@ -166,34 +193,64 @@ class SandboxBackups:
 
     async def settle(self, id: str, runtime: Runtime) -> None:
         """A sandbox has just started: what a restore that was cut off has left in it is put right first."""
-        try:
-            records = os.listdir(self._settings.home / "restores")
-        except FileNotFoundError:
-            return
-        if any(name.startswith(f"{id}.") for name in records) and await self._backups.settle(runtime.portal, id):
-            self._history.record(id, "restore_undone", "A restore was cut off; what it had begun was put right.")
+        await self._put_right(id, runtime.portal)
 
-    def forget(self, id: str) -> None:
-        if (self._settings.home / "restores").is_dir():
-            self._backups.forget(id)
+    async def _put_right(self, id: str, portal: Portal) -> None:
+        if self.restores.left(id) and await self._backups.settle(portal, id):
+            self._history.record(id, "restore_undone", "A restore was cut off; what it had begun was put right.")
 
     # -- what there is -------------------------------------------------------------------------------------------------
 
     def buckets(self) -> list[BucketInfo]:
-        return self._backups.buckets.list()
+        """Where they are is the business of who runs the server."""
+        found = self._backups.buckets.list()
+        if caller.get().scope is KeyScope.ADMIN:
+            return found
+        return [one.model_copy(update={"location": ""}) for one in found]
 
     async def list(
         self, *, sandbox: str | None = None, name: str | None = None, bucket: str | None = None
     ) -> BackupList:
-        return await self._backups.list(
-            sandbox=None if sandbox is None else normalise_id(sandbox), name=name, bucket=bucket
-        )
+        who = caller.get()
+        found = await self._backups.list(sandbox=None if sandbox is None else who.id(sandbox), name=name, bucket=bucket)
+        return found.model_copy(update={"backups": [one for one in found.backups if who.owns(one.sandbox_id or "")]})
 
     async def get(self, id: str, bucket: str | None = None) -> BackupInfo:
-        return await self._backups.get(id, bucket)
+        """One that whoever asks may see. As with sandboxes, another's cannot be named."""
+        from skerry.storage.backups import unknown
+
+        info = await self._backups.get(self._inner(id), bucket)
+        if not caller.get().owns(info.sandbox_id or ""):
+            raise unknown(id)
+        return info
 
     async def delete(self, id: str, bucket: str | None = None) -> None:
-        await self._backups.delete(id, bucket)
+        """Also one that is being made, which has no manifest yet."""
+        from skerry.storage.backups import unknown
+
+        inner, who = self._inner(id), caller.get()
+        info: BackupInfo | None = None
+        with contextlib.suppress(BackupNotFoundError, BackupDamagedError):  # being made, perhaps, or beyond reading
+            info = await self._backups.get(inner, bucket)
+        sandbox = self._making.get(inner) if info is None else info.sandbox_id
+        if who.sandbox is not None and sandbox != who.sandbox:
+            raise unknown(id)
+        await self._backups.delete(inner, bucket)
+        if info is not None and info.sandbox_id is not None:
+            said = f"Backup {info.name or id!r} in bucket {info.bucket!r} was deleted."
+            self._history.record(info.sandbox_id, "backup_deleted", said, details={"backup": id})
+            await self._history.flush()
+
+    @staticmethod
+    def _inner(id: str) -> str:
+        from skerry.storage.backups import unknown
+
+        if id.endswith("-"):
+            raise unknown(id)
+        return id + caller.get().mark
+
+    def _new_id(self, sandbox: str) -> str:
+        return self._backups.new_id() + mark_in(sandbox)
 
     # -- whole machines, for those who ship them -----------------------------------------------------------------------
 
@@ -207,9 +264,14 @@ class SandboxBackups:
     async def pack(self, portal: Portal, id: str, bucket: str) -> BackupInfo:
         from skerry.storage.backups import Source
 
+        await self._put_right(id, portal)
         source = Source(portal, id, "/", await self._since(id), await self._deleted(id))
         request = BackupRequest(dir="/", name=f"{id}, asleep", bucket=bucket)
-        return await self._backups.create(self._backups.new_id(), source, request, _nobody)
+        return await self._backups.create(self._new_id(id), source, request, _nobody)
+
+    async def discard(self, backup: str, bucket: str) -> None:
+        """What was packed is of no more use; nobody need know."""
+        await self._backups.delete(backup, bucket)
 
     async def unpack(self, portal: Portal, id: str, backup: str, bucket: str) -> None:
         info = await self._backups.get(backup, bucket)
@@ -220,8 +282,8 @@ class SandboxBackups:
 
     async def _wanted(self, request: RestoreRequest) -> BackupInfo:
         if isinstance(request.backup, str):
-            return await self._backups.get(request.backup, request.bucket)
-        return await self._backups.get(request.backup.id, request.bucket or request.backup.bucket)
+            return await self.get(request.backup, request.bucket)
+        return await self.get(request.backup.id, request.bucket or request.backup.bucket)
 
     async def _since(self, id: str) -> int:
         """When what lies below the machine was made: only a change in the machine gives a file a younger ctime."""

@@ -27,7 +27,6 @@ Operation = Literal[
     "snapshot",
     "fork",
     "rollback",
-    "flatten",
     "backup",
     "restore",
     "sync",
@@ -58,12 +57,13 @@ class Metrics:
             "skerry_r2_sync_duration_seconds", "Syncs of a workspace with a bucket.", LONG
         )
         self.storage_bytes = Gauge(
-            "skerry_r2_storage_bytes", "Bytes kept in buckets.", ["owner"], registry=self.registry
+            "skerry_r2_storage_bytes", "Bytes of synced workspaces kept in buckets.", ["owner"], registry=self.registry
         )
         self.commands = self._counter("skerry_commands", "Commands that were run to their end, by result.", "result")
         self.exec_duration = self._histogram(
             "skerry_exec_duration_seconds", "From asking for a command to its result.", LONG
         )
+        self.limits_reached = self._counter("skerry_limits_reached", "Limits that sandboxes ran into.", "limit")
         self.code_runs = self._counter("skerry_code_runs", "Pieces of code that were run.", "language")
         self.operations = self._histogram(
             "skerry_operation_duration_seconds",
@@ -73,13 +73,29 @@ class Metrics:
         )
         self.failures = self._counter("skerry_operation_failures", "Those that failed.", "operation")
         self.bytes = self._counter("skerry_transferred_bytes", "Bytes moved to and from buckets.", "direction")
+        self.audit_entries = self._counter("skerry_audit_entries", "Entries written to the audit log.")
+        self.audit_failures = self._counter("skerry_audit_failures", "Attempts to write the audit log that failed.")
+        self.audit_lost = self._counter("skerry_audit_lost", "Entries that were lost, because it could not be written.")
+        self.webhooks = self._counter(
+            "skerry_webhook_deliveries", "Attempts to deliver a webhook, by result.", "result"
+        )
+        self.egress_bytes = self._counter(
+            "skerry_egress_bytes", "Bytes that sandboxes received from outside and sent there.", "direction", "owner"
+        )
+        self.egress_refusals = self._counter(
+            "skerry_egress_refusals", "Connections and requests to the outside that policy refused.", "owner"
+        )
         self._ok = self.commands.labels("ok")
         self._failed = self.commands.labels("failed")
         self._timed_out = self.commands.labels("timed_out")
         for operation in OPERATIONS:
             self.failures.labels(operation)
+        for limit in ("memory", "pids", "disk"):
+            self.limits_reached.labels(limit)
         for direction in ("up", "down"):
             self.bytes.labels(direction)
+        for result in ("delivered", "failed", "dead"):
+            self.webhooks.labels(result)
 
     def command(self, seconds: float, exit_code: int, timed_out: bool) -> None:
         """A command has ended."""
@@ -91,11 +107,16 @@ class Metrics:
         self.code_runs.labels(language).inc()
 
     @contextmanager
-    def timed(self, operation: Operation) -> Iterator[None]:
-        """Time a change of life or a copy: how long it took if it succeeds, and that it failed if not."""
+    def timed(self, operation: Operation, *refusals: type[Exception]) -> Iterator[None]:
+        """Time a change of life or a copy: how long it took if it succeeds, and that it failed if not.
+
+        ``refusals`` are no failures: what was asked for made no sense.
+        """
         began = time.perf_counter()
         try:
             yield
+        except refusals:
+            raise
         except BaseException:
             self.failures.labels(operation).inc()
             raise

@@ -18,6 +18,7 @@ import structlog
 
 from skerry.control.backups import SandboxBackups
 from skerry.control.events import Events
+from skerry.control.identity import LOCAL
 from skerry.control.store import SandboxRow
 from skerry.errors import ConflictError, SkerryError
 from skerry.models import State, now
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger(__name__)
 
-SETTINGS = ("image", "env", "labels", "limits", "sleep_after", "keep_alive", "on_idle", "hibernate_after")
+SETTINGS = ("image", "env", "labels", "limits", "sleep_after", "keep_alive", "on_idle", "hibernate_after", "egress")
 
 
 class Shipments:
@@ -54,6 +55,7 @@ class Shipments:
         from skerry.storage import shipping
 
         began = time.perf_counter()
+        await owner.require_files()
         row, before = owner.row, owner.row.shipped
         place = self._backups.bucket(bucket or self.always)
         async with self._bare(row.id, row.image) as portal:
@@ -66,7 +68,7 @@ class Shipments:
             node=self._node(),
             shipped_at=now(),
             starts=row.starts,
-            settings={name: getattr(row, name) for name in SETTINGS},
+            settings={name: getattr(row, name) for name in (*SETTINGS, "owner")},
         )
         await shipping.save(place, record, self._backups.key)
         await owner.update(shipped={"bucket": place.name, "generation": generation, "backup": info.id})
@@ -131,12 +133,14 @@ class Shipments:
             f"It was brought from bucket {bucket!r}, where {record.node} had shipped it.",
             took=time.perf_counter() - began,
         )
+        kept: dict[str, Any] = {"egress": None, **record.settings}  # one that was shipped before there was any
         return SandboxRow(
             id=id,
             node=self._node(),
             state=State.HIBERNATED,
             starts=max(1, record.starts),
-            **{name: record.settings[name] for name in SETTINGS},
+            owner=kept.get("owner", LOCAL),
+            **{name: kept[name] for name in SETTINGS},
         )
 
     async def arrived(self, bucket: str, record: Record) -> None:
@@ -160,7 +164,7 @@ class Shipments:
         try:
             if not keep_record:
                 await shipping.forget(self._backups.bucket(shipped["bucket"]), id)
-            await self._backups.delete(shipped["backup"], shipped["bucket"])
+            await self._backups.discard(shipped["backup"], shipped["bucket"])
         except SkerryError as error:
             log.warning("a shipment was left in its bucket", sandbox=id, code=error.code)
 

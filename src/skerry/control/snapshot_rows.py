@@ -10,6 +10,7 @@ from typing import Any
 from sqlalchemy import Executable, Row, delete, func, insert, select, update
 from sqlalchemy.exc import IntegrityError
 
+from skerry.control.identity import LOCAL
 from skerry.control.schema import SnapshotState, sandboxes, snapshots
 from skerry.errors import SnapshotExistsError
 from skerry.models import now
@@ -28,8 +29,12 @@ class SnapshotRow:
     parent: str | None = None
     labels: dict[str, str] = field(default_factory=dict)
     settings: dict[str, Any] = field(default_factory=dict)
-    """How the sandbox was configured: what one made from the snapshot begins with."""
+    """How the sandbox was configured: what one made from the snapshot begins with.
+
+    ``restores``, where it is there, are those that were under way: see storage/restores.py.
+    """
     created_at: datetime = field(default_factory=now)
+    owner: str = LOCAL
 
 
 class SnapshotRows:
@@ -40,6 +45,8 @@ class SnapshotRows:
 
     async def insert(self, row: SnapshotRow) -> None:
         values = self._storable({each.name: getattr(row, each.name) for each in fields(row)})
+        if row.name is not None:
+            values["name"] = _kept_name(row.owner, row.name)
         try:
             await self._write(insert(snapshots).values(values))
         except IntegrityError as error:
@@ -47,28 +54,29 @@ class SnapshotRows:
                 f"There is a snapshot named {row.name!r} already.", hint="Delete it, or choose another name."
             ) from error
 
-    async def find(self, reference: str) -> SnapshotRow | None:
-        """By id or by name; only one that is ready."""
-        named = (snapshots.c.id == reference) | (snapshots.c.name == reference)
-        rows = await self._read(select(snapshots).where(named, snapshots.c.state == SnapshotState.READY))
-        return SnapshotRow(**rows[0]._mapping) if rows else None
+    async def find(self, reference: str, owner: str = LOCAL) -> SnapshotRow | None:
+        """By id or by name; only one of this owner that is ready."""
+        named = (snapshots.c.id == reference) | (snapshots.c.name == _kept_name(owner, reference))
+        ready = (snapshots.c.state == SnapshotState.READY, snapshots.c.owner == owner)
+        rows = await self._read(select(snapshots).where(named, *ready))
+        return _snapshot(rows[0]) if rows else None
 
-    async def list_(self, sandbox_id: str | None = None) -> list[SnapshotRow]:
-        """Those that are ready, oldest first."""
-        statement = select(snapshots).where(snapshots.c.state == SnapshotState.READY)
+    async def list_(self, sandbox_id: str | None = None, owner: str = LOCAL) -> list[SnapshotRow]:
+        """Those of this owner that are ready, oldest first."""
+        statement = select(snapshots).where(snapshots.c.state == SnapshotState.READY, snapshots.c.owner == owner)
         if sandbox_id is not None:
             statement = statement.where(snapshots.c.sandbox_id == sandbox_id)
         rows = await self._read(statement.order_by(snapshots.c.created_at, snapshots.c.id))
-        return [SnapshotRow(**row._mapping) for row in rows]
+        return [_snapshot(row) for row in rows]
 
     async def of_node(self, node: str) -> list[SnapshotRow]:
         """Also those that are being made or deleted."""
         rows = await self._read(select(snapshots).where(snapshots.c.node == node))
-        return [SnapshotRow(**row._mapping) for row in rows]
+        return [_snapshot(row) for row in rows]
 
-    async def set_state(self, id: str, state: SnapshotState) -> bool:
+    async def set_state(self, id: str, state: SnapshotState, **also: Any) -> bool:
         """Whether there was one to set it of."""
-        statement = update(snapshots).where(snapshots.c.id == id).values(state=state)
+        statement = update(snapshots).where(snapshots.c.id == id).values(self._storable({"state": state, **also}))
         return bool(await self._write(statement.returning(snapshots.c.id)))
 
     async def delete(self, row: SnapshotRow) -> None:
@@ -92,3 +100,15 @@ class SnapshotRows:
     async def count_by_image(self, image: str) -> int:
         rows = await self._read(select(func.count()).select_from(snapshots).where(snapshots.c.image == image))
         return int(rows[0][0])
+
+
+def _kept_name(owner: str, name: str) -> str:
+    """Names are each owner's own. No name of a snapshot holds a slash."""
+    return name if owner == LOCAL else f"{owner}/{name}"
+
+
+def _snapshot(row: Row[Any]) -> SnapshotRow:
+    found = SnapshotRow(**row._mapping)
+    if found.name is not None and found.owner != LOCAL:
+        found.name = found.name.removeprefix(f"{found.owner}/")
+    return found

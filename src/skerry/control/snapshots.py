@@ -9,13 +9,15 @@ from __future__ import annotations
 import re
 import secrets
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
-from contextlib import asynccontextmanager
-from dataclasses import replace
-from functools import partial
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass, replace
 from typing import Any
 
-from skerry.control.identity import LONGEST, normalise_id
+from skerry.control.actor import SERVER, caller, own_id
+from skerry.control.events import Events
+from skerry.control.identity import LONGEST, mark_in, normalise_id
+from skerry.control.metrics import Metrics, Operation
 from skerry.control.owner import Owner
 from skerry.control.schema import SnapshotState
 from skerry.control.snapshot_rows import SnapshotRow
@@ -23,6 +25,9 @@ from skerry.control.store import SandboxRow, Store
 from skerry.errors import (
     ConflictError,
     InvalidRequestError,
+    SandboxExistsError,
+    SandboxNotFoundError,
+    SkerryError,
     SnapshotInUseError,
     SnapshotNotFoundError,
 )
@@ -36,14 +41,28 @@ from skerry.models import (
     SnapshotInfo,
     State,
     now,
+    shown_id,
 )
 from skerry.providers.contract import Changes, Provider
+from skerry.storage.restores import Facts, Restores
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
 _PREFIX = "snap-"
 
 Change = Callable[[str, Callable[[Owner], Awaitable[None]]], Awaitable[SandboxInfo]]
-Place = Callable[[Sequence[SandboxRow], str], Awaitable[list[SandboxInfo]]]
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """What new sandboxes are made from."""
+
+    snapshot: str
+    said: str
+    restores: Sequence[Facts]
+    """Those that the snapshot holds unfinished."""
+
+
+Place = Callable[[Sequence[SandboxRow], Origin], Awaitable[list[SandboxInfo]]]
 
 
 class Snapshots:
@@ -51,6 +70,9 @@ class Snapshots:
         self,
         provider: Provider,
         store: Store,
+        history: Events,
+        metrics: Metrics,
+        restores: Restores,
         *,
         node: Callable[[], str],
         change: Change,
@@ -60,6 +82,9 @@ class Snapshots:
         self._provider = provider
         self._store = store
         self._rows = store.snapshots
+        self._history = history
+        self._metrics = metrics
+        self._restores = restores
         self._node = node
         self._change = change
         self._place = place
@@ -83,19 +108,23 @@ class Snapshots:
                 parent=owner.row.base,
                 labels=request.labels,
                 settings=_settings(owner.row),
+                owner=owner.row.owner,
             )
             await self._rows.insert(row)
-            began = time.monotonic()
-            try:
-                await self._take(owner, row.id)
-                await self._rows.set_state(row.id, SnapshotState.READY)
-            except BaseException:
-                await self._provider.remove_snapshot(row.id)
-                await self._rows.delete(row)
-                raise
-            await owner.update(base=row.id)
-            took = (time.monotonic() - began) * 1000
-            owner.record("snapshot", f"Snapshot {_called(row)} was taken in {took:.0f} ms.")
+            began = time.perf_counter()
+            with self._measured("snapshot", owner.id):
+                try:
+                    with self._restores.watched(owner.id) as restores:
+                        await self._take(owner, row.id)
+                    settings = row.settings | ({"restores": restores} if restores else {})
+                    await self._rows.set_state(row.id, SnapshotState.READY, settings=settings)
+                except BaseException:
+                    await self._provider.remove_snapshot(row.id)
+                    await self._rows.delete(row)
+                    raise
+                await owner.update(base=row.id)
+            took = time.perf_counter() - began
+            owner.record("snapshot", f"Snapshot {_called(row)} was taken.", took=took, details={"snapshot": row.id})
 
         await self._change(id, make)
         assert row is not None
@@ -104,6 +133,7 @@ class Snapshots:
     async def _take(self, owner: Owner, snapshot: str) -> None:
         if owner.machine is None:
             await self._provider.require_idle(owner.id)
+            await owner.require_files()  # what is empty because it was lost is not worth keeping
         await self._provider.snapshot(owner.id, snapshot, owner.machine, await self._previous(owner))
 
     async def _previous(self, owner: Owner) -> str | None:
@@ -111,11 +141,12 @@ class Snapshots:
         of the same sandbox."""
         if owner.row.base is None or self._provider.capabilities().snapshots != "copy":
             return None
-        base = await self._rows.find(owner.row.base)
+        base = await self._rows.find(owner.row.base, owner.row.owner)
         return base.id if base is not None and base.sandbox_id == owner.id else None
 
     async def list_(self, sandbox: str | None = None) -> list[SnapshotInfo]:
-        rows = await self._rows.list_(None if sandbox is None else normalise_id(sandbox))
+        who = caller.get()
+        rows = await self._rows.list_(who.sandbox if sandbox is None else own_id(sandbox), who.owner)
         users = await self._rows.users()
         return [_describe(row, users.get(row.id, [])) for row in rows]
 
@@ -132,8 +163,13 @@ class Snapshots:
                 hint="They do not need its files: delete it with force, or destroy them first.",
                 details={"sandboxes": users},
             )
+        began = time.perf_counter()
         await self._rows.set_state(row.id, SnapshotState.DELETING)
         await self._finish_deleting(row)
+        took, details = time.perf_counter() - began, {"snapshot": row.id}
+        said = f"Snapshot {_called(row)} was deleted."
+        self._history.record(row.sandbox_id, "snapshot_deleted", said, took=took, details=details)
+        await self._history.flush()
 
     async def _finish_deleting(self, row: SnapshotRow) -> None:
         await self._provider.remove_snapshot(row.id)
@@ -148,6 +184,10 @@ class Snapshots:
         for row in rows:
             if row.state != SnapshotState.READY and self._provider.alone:
                 await self._finish_deleting(row)
+                if row.state == SnapshotState.DELETING:
+                    said = f"Snapshot {_called(row)} was deleted; the server before ended in the middle of it."
+                    details = {"snapshot": row.id}
+                    await self._store.add_event(row.sandbox_id, "snapshot_deleted", said, by=SERVER, details=details)
         return {row.id for row in rows if row.state == SnapshotState.READY}
 
     # -- new sandboxes -------------------------------------------------------------------------------------------------
@@ -169,44 +209,56 @@ class Snapshots:
             env={**was["env"], **row.env},
             labels={**was["labels"], **row.labels},
             limits={**was["limits"], **row.limits},
+            egress=row.egress if request.egress is not None else was.get("egress"),
             sleep_after=row.sleep_after if request.sleep_after is not None else was["sleepAfter"],
             made_from=snapshot.id,
             base=snapshot.id,
         )
-        (info,) = await self._place([row], snapshot.id)
-        await self._store.add_event(row.id, "created", f"Created from snapshot {_called(snapshot)}.")
+        with self._metrics.timed("fork", SandboxExistsError):
+            origin = Origin(snapshot.id, f"Created from snapshot {_called(snapshot)}.", was.get("restores", ()))
+            (info,) = await self._place([row], origin)
+        await self._history.flush()
         return info
 
     async def fork(self, id: str, request: ForkSandbox) -> ForkResult:
         """New sandboxes that are what this one is now, without its processes."""
-        ids = [normalise_id(each) for each in request.ids or []]
+        ids = [own_id(each) for each in request.ids or []]
         if len(set(ids)) != len(ids):
             raise InvalidRequestError("Two of the new sandboxes have the same id.")
         if ids and "count" in request.model_fields_set and request.count != len(ids):
             raise InvalidRequestError(f"{len(ids)} ids were given for {request.count} new sandboxes.")
-        async with self._moment(id) as (row, snapshot):
-            wanted = ids or [_fork_id(row.id) for _ in range(request.count)]
-            forks = await self._place([_forked(row, each) for each in wanted], snapshot)
-        for each in forks:
-            await self._store.add_event(each.id, "created", f"Forked from sandbox {row.id!r}.")
-        await self._store.add_event(row.id, "forked", f"Forked into {', '.join(each.id for each in forks)}.")
+        began = time.perf_counter()
+        with self._measured("fork", normalise_id(id), SandboxNotFoundError, SandboxExistsError):
+            async with self._moment(id) as (row, snapshot, restores):
+                wanted = ids or [_fork_id(row.id) for _ in range(request.count)]
+                origin = Origin(snapshot, f"Forked from sandbox {shown_id(row.id)!r}.", restores)
+                forks = await self._place([_forked(row, each) for each in wanted], origin)
+        made = [shown_id(each.id) for each in forks]
+        took, details = time.perf_counter() - began, {"sandboxes": made}
+        self._history.record(row.id, "forked", f"Forked into {', '.join(made)}.", took=took, details=details)
+        await self._history.flush()
         return ForkResult(sandbox_id=row.id, sandboxes=forks)
 
     @asynccontextmanager
-    async def _moment(self, id: str) -> AsyncIterator[tuple[SandboxRow, str]]:
-        """A snapshot that nobody sees, of what a sandbox is now. One that is left by a killed server is swept."""
+    async def _moment(self, id: str) -> AsyncIterator[tuple[SandboxRow, str, list[Facts]]]:
+        """A snapshot that nobody sees, of what a sandbox is now, and the restores it holds unfinished.
+
+        One that is left by a killed server is swept.
+        """
         name = f".moment-{secrets.token_hex(8)}"
         row: SandboxRow | None = None
+        restores: list[Facts] = []
 
         async def take(owner: Owner) -> None:
-            nonlocal row
+            nonlocal row, restores
             row = owner.row
-            await self._take(owner, name)
+            with self._restores.watched(owner.id) as restores:
+                await self._take(owner, name)
 
         try:
             await self._change(id, take)
             assert row is not None
-            yield row, name
+            yield row, name, restores
         finally:
             await self._provider.remove_snapshot(name)
 
@@ -223,12 +275,25 @@ class Snapshots:
                     f"{owner.row.image!r}.",
                     hint="Make a new sandbox from the snapshot.",
                 )
-            stop = partial(owner.stop, f"It was rolled back to snapshot {_called(snapshot)}.")
-            await self._provider.restore(snapshot.id, owner.id, stop)
-            await owner.update(base=snapshot.id)
-            owner.record("rollback", f"Rolled back to snapshot {_called(snapshot)}.")
+            began = time.perf_counter()
+
+            async def stop() -> None:
+                self._restores.inherit(owner.id, snapshot.settings.get("restores", ()))
+                await owner.stop(f"It was rolled back to snapshot {_called(snapshot)}.")
+
+            with self._measured("rollback", owner.id):
+                await self._provider.restore(snapshot.id, owner.id, stop)
+                await owner.update(base=snapshot.id)
+            took, details = time.perf_counter() - began, {"snapshot": snapshot.id}
+            owner.record("rollback", f"Rolled back to snapshot {_called(snapshot)}.", took=took, details=details)
 
         return await self._change(id, back)
+
+    async def copied(self, row: SandboxRow) -> None:
+        """A sandbox is about to begin anew as the snapshot it was made from, which may be gone."""
+        snapshot = None if row.made_from is None else await self._rows.find(row.made_from, row.owner)
+        if snapshot is not None:
+            self._restores.inherit(row.id, snapshot.settings.get("restores", ()))
 
     # -- what changed --------------------------------------------------------------------------------------------------
 
@@ -248,15 +313,30 @@ class Snapshots:
     async def sandbox_diff(self, id: str, since: str | None = None) -> AsyncIterator[Changes]:
         """What changed in a sandbox since its image, or since a snapshot, up to now."""
         first = None if since is None else await self._find(since, here=True)
-        async with self._moment(id) as (row, moment):
+        async with self._moment(id) as (row, moment, _):
             if first is not None:
                 _require_same_image(first.image, row.image)
             kin = first is not None and first.sandbox_id == row.id
             yield self._provider.changes(row.image, None if first is None else first.id, moment, kin=kin)
 
+    # -- within --------------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def _measured(self, operation: Operation, id: str, *refusals: type[SkerryError]) -> Iterator[None]:
+        """Time it; that and why it failed is on record, unless what was asked for was merely refused."""
+        with self._metrics.timed(operation, *refusals):
+            try:
+                yield
+            except SkerryError as error:
+                if not isinstance(error, refusals):
+                    details = {"code": error.code}
+                    self._history.record(id, f"{operation}_failed", error.message, details=details)
+                raise
+
     async def _find(self, reference: str, *, here: bool = False) -> SnapshotRow:
-        row = await self._rows.find(reference) if _NAME.fullmatch(reference) else None
-        if row is None:
+        who = caller.get()
+        row = await self._rows.find(reference, who.owner) if _NAME.fullmatch(reference) else None
+        if row is None or not who.owns(row.sandbox_id):
             raise SnapshotNotFoundError(
                 f"There is no snapshot {reference[:80]!r}.", hint="`skerry snapshots` lists those there are."
             )
@@ -275,11 +355,18 @@ def _checked_name(name: str) -> str:
 
 
 def _settings(row: SandboxRow) -> dict[str, Any]:
-    return {"env": row.env, "labels": row.labels, "limits": row.limits, "sleepAfter": row.sleep_after}
+    return {
+        "env": row.env,
+        "labels": row.labels,
+        "limits": row.limits,
+        "sleepAfter": row.sleep_after,
+        "egress": row.egress,
+    }
 
 
 def _fork_id(id: str) -> str:
-    return f"{id[: LONGEST - 9].rstrip('-')}-{secrets.token_hex(4)}"
+    mark = mark_in(id)
+    return f"{id.removesuffix(mark)[: LONGEST - 9].rstrip('-')}-{secrets.token_hex(4)}{mark}"
 
 
 def _forked(row: SandboxRow, id: str) -> SandboxRow:
@@ -294,6 +381,7 @@ def _forked(row: SandboxRow, id: str) -> SandboxRow:
         last_stop=None,
         made_from=None,
         forked_from=row.id,
+        usage=None,
     )
 
 

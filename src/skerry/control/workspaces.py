@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING
 
 import structlog
 
+from skerry.control.actor import caller
 from skerry.control.events import Events
-from skerry.control.identity import normalise_id
+from skerry.control.identity import LOCAL, normalise_id
 from skerry.control.metrics import Metrics
 from skerry.control.store import Store, StoredRow
 from skerry.errors import NotFoundError, SkerryError
@@ -131,7 +132,7 @@ class Workspaces:
         raise NotFoundError(f"The workspace of sandbox {id!r} was never synced.", hint=f"skerry sync {id}")
 
     async def list(self) -> StoredWorkspaces:
-        rows = await self._store.workspaces()
+        rows = [row for row in await self._store.workspaces() if caller.get().owns(row.sandbox_id)]
         return StoredWorkspaces(workspaces=[_described(row) for row in rows], owners=dict(_sums(rows)))
 
     async def delete(self, id: str, bucket: str | None = None) -> int:
@@ -142,11 +143,16 @@ class Workspaces:
         count = await self._workspace(id, place).delete_all_files()
         await self._store.delete_workspace(id)
         await self._publish()
+        if rows:
+            said = f"What was stored of its workspace in bucket {rows[0].bucket!r} was deleted."
+            self._history.record(id, "workspace_deleted", said, details={"files": count})
+            await self._history.flush()
         return count
 
     async def _account(self, id: str, bucket: str, files: int, size: int, synced_at: datetime) -> None:
-        labels = (await self._get(id)).labels
-        owner = labels.get(OWNER) or labels.get("userId") or NOBODY
+        info = await self._get(id)
+        labels = info.labels
+        owner = info.owner if info.owner != LOCAL else labels.get(OWNER) or labels.get("userId") or NOBODY
         await self._store.save_workspace(StoredRow(id, owner, bucket, files, size, synced_at))
         await self._publish()
 

@@ -53,9 +53,9 @@ def routes(registry: Registry) -> APIRouter:
     async def restore_backup(id: SandboxId, request: Request, body: RestoreRequest, accept: Accept = None) -> Response:
         if "text/event-stream" in (accept or ""):
             return EventStream(
-                registry.use(id), lambda runtime: registry.backups.restore_events(runtime, id, body), _failed
+                registry.refill(id), lambda runtime: registry.backups.restore_events(runtime, id, body), _failed
             )
-        async with registry.use(id) as runtime:
+        async with registry.refill(id) as runtime:
             return answer(await until_disconnect(request.receive, registry.backups.restore(runtime, id, body)))
 
     @router.get("/backups", response_model=BackupList)

@@ -18,6 +18,7 @@ from skerry.models import (
     SandboxInfo,
     SnapshotInfo,
     SnapshotList,
+    shown_id,
 )
 from skerry.providers.contract import Changes
 from skerry.server.answers import answer
@@ -67,7 +68,7 @@ def routes(registry: Registry) -> APIRouter:
     async def diff_sandbox(
         id: SandboxId, since: Reference = None, format: Format = None, accept: Accept = ""
     ) -> Response:
-        return await _changes(registry.snapshots.sandbox_diff(id, since), id, format, accept)
+        return await _changes(registry.snapshots.sandbox_diff(id, since), shown_id(id), format, accept)
 
     @router.get("/snapshots", response_model=SnapshotList)
     async def list_snapshots(

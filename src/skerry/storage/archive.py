@@ -124,6 +124,14 @@ class Staging:
                     report(files, size)
         return None
 
+    async def unsquash(self, archive: str) -> None:
+        """Filled from an archive inside, as ``squash`` makes them."""
+        arguments = {"target": self.target, "places": self.places, "archive": archive}
+        try:
+            await _answer(self._portal, "stage", arguments, "squashing")
+        except InvalidRequestError as error:
+            raise BackupRefusedError(error.message) from None
+
     async def swap(self) -> None:
         try:
             await _answer(self._portal, "swap", {"target": self.target, "places": self.places})
@@ -135,8 +143,29 @@ class Staging:
         await _answer(self._portal, "settle", {"target": self.target, "places": self.places})
 
 
-async def _answer(portal: Portal, op: str, arguments: Mapping[str, Any]) -> Any:
-    async with Tool(portal, op, arguments, script="unpacking") as run:
+async def squash(portal: Portal, arguments: Mapping[str, Any]) -> int:
+    """A directory as one file inside; how large it is."""
+    match await _answer(portal, "squash", arguments, "squashing"):
+        case {"size": int(size)}:
+            return size
+    raise _nonsense()
+
+
+async def upload(portal: Portal, archive: str, parts: Sequence[Mapping[str, Any]]) -> dict[int, str]:
+    """Parts of a file inside, each sent from there to an address of its own; what each was called there."""
+    tags: dict[int, str] = {}
+    arguments = {"archive": archive, "parts": parts}
+    async with Tool(portal, "upload", arguments, script="squashing") as run:
+        async for line in run.lines():
+            match line:
+                case {"number": int(number), "tag": str(tag)}:
+                    tags[number] = shown(tag)[:1000]
+        await run.finish()
+    return tags
+
+
+async def _answer(portal: Portal, op: str, arguments: Mapping[str, Any], script: str = "unpacking") -> Any:
+    async with Tool(portal, op, arguments, script=script) as run:
         answers = [line async for line in run.lines()]
         await run.finish()
     if not answers:

@@ -10,7 +10,7 @@ import asyncio
 import builtins
 import re
 import secrets
-from collections.abc import Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import aclosing
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -31,12 +31,13 @@ from skerry.errors import (
 )
 from skerry.models import BackupInfo, BackupList, BackupRequest, RestoreResult, now
 from skerry.portal.contract import Portal
-from skerry.storage.archive import Packing, Report, Staging
+from skerry.storage.archive import Packing, Report, Staging, Summary
 from skerry.storage.bucket import Bucket
 from skerry.storage.buckets import Buckets
 from skerry.storage.encryption import Key, Seal
 from skerry.storage.manifest import LARGEST, Encryption, Manifest, manifest_key, prefix_of, read, verified, written
 from skerry.storage.parts import Upload, download
+from skerry.storage.restores import Restores
 from skerry.storage.unfinished import Unfinished
 
 log = structlog.get_logger(__name__)
@@ -64,11 +65,11 @@ class Source:
 
 
 class Backups:
-    def __init__(self, buckets: Buckets, key: Key | None, home: Path) -> None:
+    def __init__(self, buckets: Buckets, key: Key | None, home: Path, restores: Restores | None = None) -> None:
         self.buckets = buckets
         self.key = key
         self._unfinished = Unfinished(home / "backups")
-        self._restores = Unfinished(home / "restores")
+        self._restores = restores or Restores(home / "restores")
         self._running: dict[str, asyncio.Task[BackupInfo]] = {}
         self._expiry: dict[tuple[str, str], datetime | None] = {}
         self._turns = asyncio.Semaphore(TOGETHER)
@@ -174,20 +175,16 @@ class Backups:
                 f"so it cannot be restored to {target!r}.",
                 hint="Leave dir out." if manifest.machine else "Name a directory below '/'.",
             )
+
+        async def fill(staging: Staging) -> Summary:
+            archive = download(bucket, manifest, seal)
+            summary = await staging.fill(archive, manifest.files, manifest.bytes, report)
+            if (summary.files, summary.bytes) != (manifest.files, manifest.bytes):
+                raise BackupDamagedError(f"Backup {info.id!r} is damaged: it holds less than it says.")
+            return summary
+
         async with self._turns:
-            staging = await Staging.prepare(portal, target, machine=manifest.machine)
-            name = f"{sandbox}.{secrets.token_hex(6)}"
-            with self._restores.begun(name, {"target": staging.target, "places": staging.places}):
-                try:
-                    archive = download(bucket, manifest, seal)
-                    summary = await staging.fill(archive, manifest.files, manifest.bytes, report)
-                    if (summary.files, summary.bytes) != (manifest.files, manifest.bytes):
-                        raise BackupDamagedError(f"Backup {info.id!r} is damaged: it holds less than it says.")
-                    async with self._swaps.setdefault(sandbox, asyncio.Lock()):
-                        await wholly(staging.swap())
-                except BaseException:
-                    await wholly(self._give_up(staging, name))
-                    raise
+            summary = await self._replace(portal, sandbox, target, manifest.machine, fill)
         return RestoreResult(
             sandbox_id=sandbox,
             backup=info.id,
@@ -196,6 +193,25 @@ class Backups:
             bytes=manifest.bytes,
             left_out=summary.left_out,
         )
+
+    async def restore_archive(self, portal: Portal, sandbox: str, archive: str, dir: str) -> None:
+        """An archive that lies in the sandbox itself takes the place of a directory, wholly or not at all."""
+        async with self._turns:
+            await self._replace(portal, sandbox, dir, False, lambda staging: staging.unsquash(archive))
+
+    async def _replace(
+        self, portal: Portal, sandbox: str, target: str, machine: bool, fill: Callable[[Staging], Awaitable[T]]
+    ) -> T:
+        staging = await Staging.prepare(portal, target, machine=machine)
+        with self._restores.begun(sandbox, {"target": staging.target, "places": staging.places}) as name:
+            try:
+                filled = await fill(staging)
+                async with self._swaps.setdefault(sandbox, asyncio.Lock()):
+                    await wholly(staging.swap())
+            except BaseException:
+                await wholly(self._give_up(staging, name))
+                raise
+        return filled
 
     async def _give_up(self, staging: Staging, name: str) -> None:
         try:
@@ -208,16 +224,11 @@ class Backups:
 
     async def settle(self, portal: Portal, sandbox: str) -> int:
         """Put right what restores into a sandbox left behind when it ended under them; how many there were."""
-        left = self._restores.left(f"{sandbox}.")
+        left = self._restores.left(sandbox)
         for name, facts in left:
             await Staging(portal, facts["target"], facts["places"]).settle()
             self._restores.settled(name)
         return len(left)
-
-    def forget(self, sandbox: str) -> None:
-        """It is destroyed, and with it all that was left to put right in it."""
-        for name, _ in self._restores.left(f"{sandbox}."):
-            self._restores.settled(name)
 
     # -- what there is -------------------------------------------------------------------------------------------------
 
@@ -257,7 +268,7 @@ class Backups:
                     unreachable = error
         if unreachable is not None:
             raise unreachable
-        raise _unknown(id)
+        raise unknown(id)
 
     async def delete(self, id: str, bucket: str | None = None) -> None:
         """Delete a backup, or cancel one that is being made."""
@@ -293,7 +304,7 @@ class Backups:
         try:
             data = await bucket.read(manifest_key(id), 0, LARGEST)
         except ObjectNotFoundError:
-            raise _unknown(id) from None
+            raise unknown(id) from None
         try:
             return read(id, data)
         except BackupDamagedError as error:
@@ -379,5 +390,5 @@ async def wholly(work: Coroutine[Any, Any, T]) -> T:
     return task.result()
 
 
-def _unknown(id: str) -> BackupNotFoundError:
+def unknown(id: str) -> BackupNotFoundError:
     return BackupNotFoundError(f"There is no backup {id[:100]!r}.", hint="`skerry backups` lists those there are.")

@@ -11,6 +11,7 @@ secret_key_env = "ARCHIVE_SECRET"
 from __future__ import annotations
 
 import os
+import re
 import stat
 import tomllib
 from collections.abc import Mapping
@@ -25,6 +26,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from skerry.errors import BucketNotConfiguredError, BucketNotFoundError, BucketSettingsError
 from skerry.models import BucketInfo
+from skerry.redaction import keep
 from skerry.storage.bucket import TIMEOUT, Bucket, Item, Kind, check_key
 
 __all__ = ["Bucket", "Buckets", "Item"]
@@ -140,7 +142,8 @@ def _read(path: Path, asked_for: Path | None) -> dict[str, Entry]:
     try:
         with path.open("rb") as file:
             mode = os.fstat(file.fileno()).st_mode
-            tables = tomllib.load(file)
+            text = file.read().decode()
+        tables = tomllib.loads(text)
     except FileNotFoundError:
         if asked_for is None:
             return {}
@@ -148,7 +151,7 @@ def _read(path: Path, asked_for: Path | None) -> dict[str, Entry]:
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         where = error.strerror if isinstance(error, OSError) else error
         raise BucketSettingsError(f"The buckets' file {str(path)!r} cannot be read: {where}.") from None
-    entries = {name: _entry(name, table, path) for name, table in tables.items()}
+    entries = {name: _entry(name, table, f"{str(path)!r}, line {_line(text, name)}") for name, table in tables.items()}
     if stat.S_IMODE(mode) & 0o077 and any(entry.access_key or entry.secret_key for entry in entries.values()):
         raise BucketSettingsError(
             f"The buckets' file {str(path)!r} holds keys and may be read by others.",
@@ -157,12 +160,16 @@ def _read(path: Path, asked_for: Path | None) -> dict[str, Entry]:
     return entries
 
 
-def _entry(name: str, table: Any, path: Path) -> Entry:
-    where = f"[{name}] in {str(path)!r}"
+def _line(text: str, name: str) -> int:
+    """Where a table begins; tomllib does not tell."""
+    begins = re.compile(rf"""\s*(\[\s*)?["']?{re.escape(name)}["']?\s*[].=]""")
+    return next((number for number, line in enumerate(text.splitlines(), 1) if begins.match(line)), 1)
+
+
+def _entry(name: str, table: Any, place: str) -> Entry:
+    where = f"[{name}] in {place},"
     if not isinstance(table, dict):
-        raise BucketSettingsError(
-            f"{name!r} in {str(path)!r} is no table.", hint='Write [name] and url = "…" below it.'
-        )
+        raise BucketSettingsError(f"{name!r} in {place}, is no table.", hint='Write [name] and url = "…" below it.')
     try:
         entry = Entry.model_validate(table)
     except ValidationError as error:
@@ -233,5 +240,6 @@ def _keys(name: str, entry: Entry, environ: Mapping[str, str]) -> dict[str, str]
                 details={"missing": [variable]},
             )
         if value := value or environ.get(variable or ""):
+            keep(value)
             found[option] = value
     return found

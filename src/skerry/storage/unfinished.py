@@ -22,18 +22,29 @@ class Unfinished:
     @contextmanager
     def begun(self, name: str, facts: dict[str, Any]) -> Iterator[None]:
         """Recorded until the block has ended without an error: whoever fails to clean up leaves the record behind."""
+        fd = self._write(name, facts)
+        try:
+            yield
+            self.settled(name)
+        finally:
+            os.close(fd)
+
+    def leave(self, name: str, facts: dict[str, Any]) -> None:
+        """Record what somebody else has to put right."""
+        os.close(self._write(name, facts))
+
+    def _write(self, name: str, facts: dict[str, Any]) -> int:
         self._directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-        path = self._directory / f"{name}.json"
         temporary = self._directory / f".{name}"
         fd = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX)
             os.write(fd, json.dumps(facts).encode())
-            os.rename(temporary, path)
-            yield
-            path.unlink()
-        finally:
+            os.rename(temporary, self._directory / f"{name}.json")
+        except BaseException:
             os.close(fd)
+            raise
+        return fd
 
     def left(self, prefix: str = "") -> list[tuple[str, dict[str, Any]]]:
         """Those nobody works on any more. Each stays until it is ``settled``."""
