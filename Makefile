@@ -2,7 +2,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 export VENV
 
-.PHONY: help demo test check soak bench install install-dev format sync clean
+.PHONY: help demo test check soak bench install install-dev format sync lock audit clean
 
 help: ## What can be made
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -26,8 +26,10 @@ check: install-dev ## Style, types and freshness of generated code only
 	cd src/skerry/runtime/interpreter/inside/python && \
 	$(abspath $(BIN))/mypy --config-file $(CURDIR)/pyproject.toml --explicit-package-bases .
 	$(BIN)/python scripts/generate_sync.py --check
+	$(BIN)/python scripts/lock.py --check
 
-soak: install-dev ## The long runs: random kills and layers at full count, 1,000 cycles, a minute of everything at once
+soak: install-dev ## The long runs: the sync client, random kills and layers at full count, 1,000 cycles, a minute of everything at once
+	$(BIN)/pytest -q tests/client/_sync
 	SKERRY_SOAK=1 $(BIN)/pytest -q tests/test_faults.py tests/test_layer_faults.py tests/control/test_layers_model.py \
 		tests/server/preview/test_storm.py
 
@@ -40,6 +42,12 @@ format: install-dev ## Format the code
 
 sync: install-dev ## Generate the sync client from the async one
 	$(BIN)/python scripts/generate_sync.py
+
+lock: install-dev ## Pin what a release runs on, with digests: requirements.lock
+	$(BIN)/python scripts/lock.py
+
+audit: install-dev ## Look for known holes in requirements.lock; says so where the advisories cannot be reached
+	$(BIN)/python scripts/audit.py
 
 clean: ## Remove what `make` made
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache

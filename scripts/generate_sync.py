@@ -29,6 +29,7 @@ NAMES = {
     "aclosing": "closing",
     "aiter": "iter",
     "aiter_bytes": "iter_bytes",
+    "aiter_lines": "iter_lines",
     "anext": "next",
     "aread": "read",
     "asynccontextmanager": "contextmanager",

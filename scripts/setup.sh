@@ -67,8 +67,9 @@ if [ "$(id -u)" = 0 ] && [ "$kind" = user ]; then
 fi
 if [ "$kind" = dev ]; then
     PATH="$PATH:/usr/sbin:/sbin"
-    apt_install pgrep=procps ip=iproute2 mmdebstrap=mmdebstrap newuidmap=uidmap tmux=tmux setpriv=util-linux zstd=zstd \
+    apt_install pgrep=procps ip=iproute2 iptables=iptables curl=curl git=git mmdebstrap=mmdebstrap newuidmap=uidmap \
+        tmux=tmux setpriv=util-linux zstd=zstd \
         mkfs.btrfs=btrfs-progs mkfs.ext4=e2fsprogs ss=iproute2 top=procps script=bsdutils chromium=chromium wrk=wrk \
-        vim=vim less=less rclone=rclone
+        vim=vim less=less rclone=rclone g++=g++ gdb=gdb strace=strace mksquashfs=squashfs-tools openssl=openssl
     apt_extract promtool prometheus
 fi

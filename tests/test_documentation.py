@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import subprocess
@@ -11,9 +12,13 @@ from pathlib import Path
 import pytest
 
 from skerry import errors
+from skerry.providers.local import seccomp
+from skerry.providers.local.bubblewrap import CAPABILITIES
+from skerry.server.privileges import KEPT
 from skerry.settings import Settings
 
 ROOT = Path(__file__).parent.parent
+SECURITY = (ROOT / "docs" / "security.md").read_text()
 DOCUMENTS = [ROOT / "README.md", ROOT / "SECURITY.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 
@@ -34,7 +39,7 @@ def test_the_readmes_example_runs_as_printed(tmp_path: Path) -> None:
         assert piece in said
 
 
-@pytest.mark.parametrize("document", ["sleep", "workspaces"])
+@pytest.mark.parametrize("document", ["limits", "sleep", "workspaces", "keys-and-owners", "audit", "webhooks"])
 def test_examples_run_and_print_what_they_say(document: str, tmp_path: Path) -> None:
     text, said = outcome(f"docs/{document}.md", tmp_path / "home")
     promised = [part for line in re.findall(r"# → (.*)", text) for part in line.split(", then ")]
@@ -126,3 +131,23 @@ def test_every_target_of_make_is_explained() -> None:
     assert phony is not None
     explained = set(re.findall(r"^([a-z-]+):.*## ", text, re.MULTILINE))
     assert explained == set(phony[1].split()) - {"install", "install-dev"}
+
+
+def test_every_wall_names_tests_that_are_there() -> None:
+    named = set(re.findall(r"`(tests/[a-z_/]+\.py)`", SECURITY))
+    assert len(named) > 10
+    assert not [name for name in named if not (ROOT / name).exists()]
+
+
+@pytest.mark.parametrize("refusal", [*seccomp.WHOLE, *seccomp.PARTLY], ids=lambda refusal: refusal.calls[0])
+def test_every_system_call_that_is_refused_is_listed_with_its_reason(refusal: seccomp.Refusal) -> None:
+    calls = ", ".join(f"`{call}`" for call in refusal.calls)
+    answer = f"`{errno.errorcode[refusal.answer]}`" if refusal.answer else "success"
+    assert f"\n| {calls} | {answer} | {refusal.why} |\n" in SECURITY
+
+
+def test_every_capability_is_accounted_for() -> None:
+    inside = SECURITY.partition("### Capabilities")[2].partition("###")[0]
+    assert set(re.findall(r"CAP_[A-Z_]+", inside)) == set(CAPABILITIES)
+    outside = SECURITY.partition("### What it gives up")[2].partition("###")[0]
+    assert set(re.findall(r"CAP_[A-Z_]+", outside)) == set(KEPT)

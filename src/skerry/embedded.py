@@ -69,9 +69,9 @@ class Embedded:
     async def _serve(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._stop = asyncio.Event()
-        registry = await open_registry(self._settings)
+        registry = await open_registry(self._settings, guarded=False)
         try:
-            app = create_app(registry, self._settings)
+            app = create_app(registry, self._settings, registry.audit)
             self.host = Host(app, self._loop)
             self._ready.set()
             await self._stop.wait()
@@ -88,11 +88,12 @@ def start(home: Path) -> Host:
         if _process != os.getpid():
             _servers.clear()
             _process = os.getpid()
-        logs.configure(logging.WARNING)
         server = _servers.get(home)
         if server is None or not server.alive():
             # Only this process can reach it, so the keys that guard a port guard nothing here.
-            server = Embedded(Settings.from_env(home=home).model_copy(update={"api_keys": ()}))
+            settings = Settings.from_env(home=home).model_copy(update={"api_keys": (), "service_secret": None})
+            logs.configure(logging.WARNING, settings.log_format)
+            server = Embedded(settings)
             server.open()
             _servers[home] = server
         return server.host

@@ -15,9 +15,15 @@ and arrive in the SDK as the class they left as.
      │   ├─ InvalidPortError           400  invalid_port
      │   ├─ InvalidTokenError          400  invalid_token
      │   ├─ InvalidHostnameError       400  invalid_hostname
-     │   └─ InvalidKeyError            400  invalid_key
+     │   ├─ InvalidKeyError            400  invalid_key
+     │   ├─ WebhookTargetError         400  webhook_target_refused
+     │   └─ InvalidEgressError         400  invalid_egress
      ├─ UnauthorizedError              401  unauthorized
+     ├─ WebhookSignatureError          401  webhook_signature_invalid
      ├─ ForbiddenError                 403  forbidden
+     │   ├─ QuotaExceededError         403  quota_exceeded
+     │   └─ SecretSourceError          403  secret_source_refused
+     ├─ RateLimitedError               429  rate_limited
      ├─ NotFoundError                  404  not_found
      │   ├─ SandboxNotFoundError       404  sandbox_not_found
      │   ├─ SessionNotFoundError       404  session_not_found
@@ -31,7 +37,12 @@ and arrive in the SDK as the class they left as.
      │   ├─ BucketNotFoundError        404  bucket_not_found
      │   ├─ ObjectNotFoundError        404  object_not_found
      │   ├─ BackupNotFoundError        404  backup_not_found
-     │   └─ SnapshotNotFoundError      404  snapshot_not_found
+     │   ├─ WebhookNotFoundError       404  webhook_not_found
+     │   ├─ DeliveryNotFoundError      404  delivery_not_found
+     │   ├─ SnapshotNotFoundError      404  snapshot_not_found
+     │   ├─ KeyNotFoundError           404  key_not_found
+     │   ├─ OwnerNotFoundError         404  owner_not_found
+     │   └─ UserNotFoundError          404  user_not_found
      ├─ MethodNotAllowedError          405  method_not_allowed
      ├─ ConflictError                  409  conflict
      │   ├─ SandboxExistsError         409  sandbox_exists
@@ -43,11 +54,13 @@ and arrive in the SDK as the class they left as.
      │   ├─ ImageExistsError           409  image_exists
      │   ├─ ImageInUseError            409  image_in_use
      │   ├─ EnvLockedError             409  env_locked
+     │   ├─ LimitTooLowError           409  limit_too_low
      │   ├─ ContextExistsError         409  context_exists
      │   ├─ PortInUseError             409  port_in_use
      │   ├─ MountExistsError           409  mount_exists
      │   ├─ SnapshotExistsError        409  snapshot_exists
-     │   └─ SnapshotInUseError         409  snapshot_in_use
+     │   ├─ SnapshotInUseError         409  snapshot_in_use
+     │   └─ UserExistsError            409  user_exists
      ├─ FileError                      4xx  the sandbox's file system said no
      │   ├─ FileNotFoundInSandboxError 404  file_not_found
      │   ├─ FileExistsInSandboxError   409  file_exists
@@ -96,13 +109,21 @@ and arrive in the SDK as the class they left as.
      ├─ FreezeFailedError              503  freeze_failed
      ├─ SnapshotError                  500  snapshot_failed
      ├─ SandboxLostError               410  sandbox_lost
+     ├─ LifetimeOverError              410  lifetime_over
      ├─ PreviewAsleepError             410  preview_asleep
      ├─ PortNotListeningError          502  port_not_listening
      ├─ PreviewFailedError             502  preview_failed
      ├─ UnsupportedError               501  unsupported
+     ├─ TooManyConnectionsError        503  too_many_connections
+     ├─ ProviderError                  502  provider_failed
+     │   ├─ ProviderNotConfiguredError 503  provider_not_configured
+     │   ├─ ProviderDeniedError        502  provider_denied
+     │   ├─ ProviderBusyError          503  provider_busy
+     │   └─ ProviderUnreachableError   503  provider_unreachable
      ├─ HostUnfitError                 503  host_unfit
      ├─ ServerUnreachableError         503  server_unreachable
      ├─ StoreError                     503  store_unavailable
+     ├─ AuditUnavailableError          503  audit_unavailable
      └─ InternalError                  500  internal_error
 """
 
@@ -124,6 +145,8 @@ class SkerryError(Exception):
         self.message = message
         self.hint = hint
         self.details: dict[str, Any] = dict(details or {})
+        self.request_id: str | None = None
+        """What the server's log and audit log know the request by."""
 
     def __str__(self) -> str:
         return f"{self.message} {self.hint}" if self.hint else self.message
@@ -141,7 +164,10 @@ class SkerryError(Exception):
 
     def to_wire(self) -> dict[str, Any]:
         """The one error shape of the native surface."""
-        error = {"code": self.code, "message": self.message, "hint": self.hint, "details": self.details}
+        error: dict[str, Any] = {"code": self.code, "message": self.message, "hint": self.hint}
+        error["details"] = self.details
+        if self.request_id is not None:
+            error["requestId"] = self.request_id
         return {"ok": False, "error": error}
 
 
@@ -195,12 +221,44 @@ class InvalidKeyError(InvalidRequestError):
     code = "invalid_key"
 
 
+class WebhookTargetError(InvalidRequestError):
+    """A webhook may not, or cannot, be sent there."""
+
+    code = "webhook_target_refused"
+
+
+class InvalidEgressError(InvalidRequestError):
+    code = "invalid_egress"
+
+
 class UnauthorizedError(SkerryError):
     code, status = "unauthorized", 401
 
 
+class WebhookSignatureError(SkerryError):
+    """What was received as a webhook is not one that this secret signed, or not one of now."""
+
+    code, status = "webhook_signature_invalid", 401
+
+
 class ForbiddenError(SkerryError):
     code, status = "forbidden", 403
+
+
+class QuotaExceededError(ForbiddenError):
+    """An owner has as much as it may have; ``details`` say of what, how much, and until when."""
+
+    code = "quota_exceeded"
+
+
+class RateLimitedError(SkerryError):
+    """Too much in too short a time; ``retry_after`` says when it may go on."""
+
+    code, status = "rate_limited", 429
+
+
+class SecretSourceError(ForbiddenError):
+    code = "secret_source_refused"
 
 
 class MethodNotAllowedError(SkerryError):
@@ -257,12 +315,32 @@ class ObjectNotFoundError(NotFoundError):
     code = "object_not_found"
 
 
+class WebhookNotFoundError(NotFoundError):
+    code = "webhook_not_found"
+
+
+class DeliveryNotFoundError(NotFoundError):
+    code = "delivery_not_found"
+
+
 class BackupNotFoundError(NotFoundError):
     code = "backup_not_found"
 
 
 class SnapshotNotFoundError(NotFoundError):
     code = "snapshot_not_found"
+
+
+class KeyNotFoundError(NotFoundError):
+    code = "key_not_found"
+
+
+class OwnerNotFoundError(NotFoundError):
+    code = "owner_not_found"
+
+
+class UserNotFoundError(NotFoundError):
+    code = "user_not_found"
 
 
 class ConflictError(SkerryError):
@@ -307,6 +385,12 @@ class EnvLockedError(ConflictError):
     code = "env_locked"
 
 
+class LimitTooLowError(ConflictError):
+    """The sandbox uses more at this moment than it would be allowed."""
+
+    code = "limit_too_low"
+
+
 class ContextExistsError(ConflictError):
     code = "context_exists"
 
@@ -327,6 +411,10 @@ class SnapshotInUseError(ConflictError):
     """Sandboxes were made from it; ``force`` deletes it all the same, because they do not need it."""
 
     code = "snapshot_in_use"
+
+
+class UserExistsError(ConflictError):
+    code = "user_exists"
 
 
 class FileError(SkerryError):
@@ -547,6 +635,12 @@ class SandboxLostError(SkerryError):
     code, status = "sandbox_lost", 410
 
 
+class LifetimeOverError(SkerryError):
+    """The sandbox has lived as long as it may; its files are kept until it is destroyed."""
+
+    code, status = "lifetime_over", 410
+
+
 class PreviewAsleepError(SkerryError):
     """The sandbox sleeps, and this preview does not wake it."""
 
@@ -569,6 +663,34 @@ class UnsupportedError(SkerryError):
     code, status = "unsupported", 501
 
 
+class TooManyConnectionsError(SkerryError):
+    code, status = "too_many_connections", 503
+
+
+class ProviderError(SkerryError):
+    """Whoever runs the sandboxes for this server failed, or answered what makes no sense."""
+
+    code, status = "provider_failed", 502
+
+
+class ProviderNotConfiguredError(ProviderError):
+    code, status = "provider_not_configured", 503
+
+
+class ProviderDeniedError(ProviderError):
+    """The provider does not take this server's token."""
+
+    code = "provider_denied"
+
+
+class ProviderBusyError(ProviderError):
+    code, status = "provider_busy", 503
+
+
+class ProviderUnreachableError(ProviderError):
+    code, status = "provider_unreachable", 503
+
+
 class HostUnfitError(SkerryError):
     """This machine cannot run sandboxes; ``skerry doctor`` says why."""
 
@@ -583,6 +705,12 @@ class StoreError(SkerryError):
     """The database cannot be used: unreachable, of another version, full, or not a database at all."""
 
     code, status = "store_unavailable", 503
+
+
+class AuditUnavailableError(SkerryError):
+    """It cannot be put on record, and the server was told to do nothing that is not."""
+
+    code, status = "audit_unavailable", 503
 
 
 class InternalError(SkerryError):
@@ -608,7 +736,9 @@ def error_from_wire(status: int, body: Any) -> SkerryError:
     by_code = {cls.code: cls for cls in reversed(list(_classes(SkerryError)))}
     kind = by_code.get(str(error.get("code")), InternalError)
     details = error.get("details")
-    return kind(error["message"], hint=error.get("hint"), details=details if isinstance(details, dict) else None)
+    made = kind(error["message"], hint=error.get("hint"), details=details if isinstance(details, dict) else None)
+    made.request_id = error["requestId"] if isinstance(error.get("requestId"), str) else None
+    return made
 
 
 _ERRNO: dict[int, tuple[type[SkerryError], str]] = {

@@ -6,18 +6,49 @@ older client can read a newer server.
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime
 from enum import StrEnum
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import AliasChoices, BaseModel, ConfigDict, Field, computed_field
+from pydantic import (
+    AliasChoices,
+    BaseModel,
+    ConfigDict,
+    Field,
+    PlainSerializer,
+    SecretStr,
+    StringConstraints,
+    computed_field,
+    field_serializer,
+    field_validator,
+    model_validator,
+)
 from pydantic.alias_generators import to_camel
 
 from skerry.errors import CodeExecutionError
+from skerry.limits import SIZES, TIERS, Limit, parse_size, parse_time
 
 
 def now() -> datetime:
     return datetime.now(UTC)
+
+
+MARK = 10
+
+
+def shown_id(id: str) -> str:
+    """The id of a sandbox as its owner knows it.
+
+    Within a server the ids of all owners but the local one end in a mark of the owner (``demo-k3x7q2ab-``). No id that
+    a person gives ends in a hyphen.
+    """
+    return id[:-MARK] if id.endswith("-") else id
+
+
+SandboxRef = Annotated[str, PlainSerializer(shown_id, return_type=str, when_used="json")]
+"""The id of a sandbox, which leaves the server without its owner's mark."""
+BackupRef = SandboxRef
+"""The id of a backup, which has the mark of its sandbox."""
 
 
 class Request(BaseModel):
@@ -26,6 +57,18 @@ class Request(BaseModel):
 
 class Result(BaseModel):
     model_config = ConfigDict(alias_generator=to_camel, populate_by_name=True, extra="ignore")
+
+
+# -- who asks ----------------------------------------------------------------------------------------------------------
+
+
+class KeyScope(StrEnum):
+    """How far an API key goes."""
+
+    ADMIN = "admin"
+    USE = "use"
+    READ_ONLY = "read-only"
+    SANDBOX = "sandbox"
 
 
 # -- sandboxes ---------------------------------------------------------------------------------------------------------
@@ -47,13 +90,169 @@ Stage = Literal["freeze", "hibernate"]
 """How deep a sandbox sleeps: with its processes stopped where they are, or ended and its files kept."""
 
 
-class Limits(Request):
-    """What a sandbox may use. Recorded now; `enforced` in the answer says which of them the host holds it to."""
+_MEBIBYTE = 1 << 20
+_OLDER = {"memoryMb": "memory", "memory_mb": "memory", "diskMb": "disk", "disk_mb": "disk", "cpus": "cpu"}
 
-    memory_mb: int | None = Field(None, ge=16)
-    cpus: float | None = Field(None, gt=0)
-    pids: int | None = Field(None, ge=8)
-    disk_mb: int | None = Field(None, ge=16)
+
+class Limits(Request):
+    """What a sandbox may use: a tier, numbers, or a tier with numbers of its own. A tier can be given alone, as text.
+
+    Sizes are bytes or text such as `512M` and `2G`.
+    """
+
+    tier: str | None = Field(None, description=f"One of {', '.join(TIERS)}.")
+    memory: int | None = Field(None, ge=16 * _MEBIBYTE, le=1 << 50, description="Bytes of memory, without swap.")
+    cpu: float | None = Field(None, ge=0.01, le=4096, description="Processors; 0.5 is half of one.")
+    pids: int | None = Field(None, ge=16, le=1 << 22, description="Processes and threads at a time.")
+    open_files: int | None = Field(None, ge=64, le=1 << 20, description="Files each process may have open.")
+    disk: int | None = Field(None, ge=16 * _MEBIBYTE, le=1 << 50, description="Bytes of files of its own.")
+    tmpfs: int | None = Field(None, ge=_MEBIBYTE, le=1 << 50, description="Bytes in /dev/shm; they are memory, too.")
+    output: int | None = Field(None, ge=1024, le=1 << 30, description="Bytes of each stream of a command's result.")
+    log: int | None = Field(None, ge=64 * 1024, le=1 << 30, description="Bytes kept of a background process's output.")
+    lifetime: float | None = Field(None, gt=0, le=1e10, description="Seconds from its creation until it is stopped.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _written(cls, given: object) -> object:
+        if isinstance(given, str):
+            given = {"tier": given}
+        if not isinstance(given, dict):
+            return given
+        found = dict(given)
+        for old, name in _OLDER.items():
+            if old in found:
+                value = found.pop(old)
+                megabytes = old != "cpus" and isinstance(value, int)
+                found.setdefault(name, value * _MEBIBYTE if megabytes else value)
+        for name in SIZES:
+            if name in found:
+                found[name] = parse_size(found[name])
+        if "lifetime" in found:
+            found["lifetime"] = parse_time(found["lifetime"])
+        return found
+
+    @field_validator("tier")
+    @classmethod
+    def _known(cls, tier: str | None) -> str | None:
+        if tier is not None and tier not in TIERS:
+            raise ValueError(f"there is no tier {tier[:40]!r}; there are {', '.join(TIERS)}")
+        return tier
+
+    def resolved(self) -> dict[str, Any]:
+        """The numbers of the tier, and over them those that were given, by their names in JSON."""
+        own = self.model_dump(exclude_none=True, by_alias=True)
+        return {**TIERS[self.tier], **own} if self.tier else own
+
+
+class LimitsInfo(Result):
+    """What a sandbox may use, the server's defaults included, and which of that this host holds it to."""
+
+    tier: str | None = None
+    memory: int | None = None
+    cpu: float | None = None
+    pids: int | None = None
+    open_files: int | None = None
+    disk: int | None = None
+    tmpfs: int | None = None
+    output: int | None = None
+    log: int | None = None
+    lifetime: float | None = None
+    enforced: dict[str, bool] = Field(
+        default_factory=dict, description="For each limit it has, whether the host holds it; `skerry doctor` says why."
+    )
+    pending: list[str] = Field(default_factory=list, description="Those that change with the next start.")
+
+
+# -- the way out -------------------------------------------------------------------------------------------------------
+
+
+EgressMode = Literal["none", "allowlist", "open"]
+
+
+class EgressRule(Request):
+    """Something that may be reached. As text: ``[GET,POST ]host[:443,8000-8100][/path]``."""
+
+    host: str = Field(max_length=300, description="A name, *.name for everything below it, an address or a network.")
+    ports: list[int | str] = Field(default_factory=list, description="443 or '8000-8100'; every port unless given.")
+    methods: list[str] = Field(default_factory=list, description="Of HTTP; all unless given.")
+    path: str | None = Field(None, description="What the path of an HTTP request has to begin with.")
+
+
+class EgressPolicy(Request):
+    """What a sandbox may reach outside."""
+
+    mode: EgressMode
+    allow: list[EgressRule | str] = Field(default_factory=list, max_length=1000)
+
+
+class OAuthGrant(Request):
+    """An access token that the server gets, and gets anew, with a refresh token."""
+
+    token_url: str
+    client_id: str
+    client_secret_from: str | None = Field(None, description="env:NAME or file:PATH, of the server.")
+    refresh_token_from: str | None = Field(None, description="env:NAME or file:PATH, of the server.")
+    refresh_token: SecretStr | None = Field(None, description="Or the token itself; it is kept encrypted.")
+    scope: str | None = None
+
+    @field_serializer("refresh_token", when_used="json")
+    def _reveal(self, value: SecretStr | None) -> str | None:
+        return None if value is None else value.get_secret_value()
+
+
+class Secret(Request):
+    """A value that the proxy adds to a host's requests on their way out. It never exists inside the sandbox."""
+
+    header: str = Field("Authorization", pattern=r"^[A-Za-z0-9-]{1,100}$")
+    value: SecretStr | None = Field(None, description="The value itself; it is kept encrypted and never shown.")
+    value_from: str | None = Field(None, description="env:NAME or file:PATH, of the server, or 'oauth'.")
+    scheme: str = Field("{value}", max_length=200, description="What the header holds, such as 'Bearer {value}'.")
+    username: str | None = Field(None, max_length=200, description="For HTTP's Basic scheme, as git speaks it.")
+    placeholder: str | None = Field(
+        None, max_length=300, description="A variable for programs that insist on one: NAME, or NAME=what it holds."
+    )
+    insecure: bool = Field(False, description="Add it without TLS too, where anybody on the way can read it.")
+    oauth: OAuthGrant | None = None
+
+    @field_serializer("value", when_used="json")
+    def _reveal(self, value: SecretStr | None) -> str | None:
+        return None if value is None else value.get_secret_value()
+
+
+Secrets = dict[str, Secret]
+"""By the host they are for, with a port where it is not 443."""
+
+
+class SetEgress(Request):
+    mode: EgressMode | None = Field(None, description="As it is unless given; 'allowlist' if only rules are.")
+    allow: list[EgressRule | str] | None = Field(None, max_length=1000)
+    secrets: Secrets | None = Field(None, description="All of them; those that there are stay unless given.")
+
+
+class SecretInfo(Result):
+    header: str
+    value_from: str
+    placeholder: str | None = None
+    insecure: bool = False
+
+
+class NetworkUsage(Result):
+    """What has gone through the sandbox's door, in bytes of payload and TLS, since it was made."""
+
+    bytes_in: int = 0
+    bytes_out: int = 0
+    connections: int = 0
+    refused: int = 0
+
+
+class EgressInfo(Result):
+    mode: EgressMode
+    allow: list[EgressRule | str] = Field(default_factory=list)
+    secrets: dict[str, SecretInfo] = Field(default_factory=dict)
+    inherited: bool = Field(False, description="Whether this is the server's own policy, for want of another.")
+    transparent: bool = Field(False, description="Whether programs that know no proxy get out as well.")
+    enforced: bool = Field(True, description="Whether it is held to that; not where others run the sandboxes.")
+    network: NetworkUsage = Field(default_factory=NetworkUsage)
 
 
 EnvVars = dict[str, str]
@@ -80,10 +279,15 @@ class CreateSandbox(Request):
         description="The id or name of a snapshot to start from: its files, image, environment, labels and limits, "
         "where this request does not say otherwise.",
     )
+    egress: EgressMode | EgressPolicy | None = Field(None, description="The server's setting unless given.")
+    secrets: Secrets = Field(default_factory=dict)
 
 
 class UpdateSandbox(Request):
     labels: Labels | None = None
+    limits: Limits | None = Field(
+        None, description="Limits to change, also of one that runs; null takes one away, a tier replaces all."
+    )
     sleep_after: str | float | None = None
     keep_alive: bool | None = None
     on_idle: Stage | None = None
@@ -114,12 +318,13 @@ class SetEnv(Request):
 
 
 class SandboxInfo(Result):
-    id: str
+    id: SandboxRef
+    owner: str = "local"
     state: State
     image: str
     env: EnvVars = Field(default_factory=dict)
     labels: Labels = Field(default_factory=dict)
-    limits: dict[str, Any] = Field(default_factory=dict)
+    limits: LimitsInfo = Field(default_factory=LimitsInfo)
     sleep_after: float | None = None
     keep_alive: bool = False
     on_idle: Stage = "hibernate"
@@ -129,6 +334,8 @@ class SandboxInfo(Result):
     started_at: datetime | None = None
     last_active_at: datetime | None = None
     starts: int = Field(0, description="How often the machine was started; processes live within one start.")
+    egress: EgressMode | None = None
+    network: NetworkUsage = Field(default_factory=NetworkUsage)
     last_stop: str | None = Field(None, description="Why the machine last stopped, in a sentence.")
     active_operations: int = Field(0, description="Requests and commands in progress.")
     active_connections: int = Field(0, description="Previews and forwarded connections on which bytes move.")
@@ -138,7 +345,7 @@ class SandboxInfo(Result):
     hibernates_in: float | None = Field(None, description="Seconds until one that is frozen hibernates.")
     hibernates_at: datetime | None = None
     made_from: str | None = Field(None, description="The snapshot it was made from.")
-    forked_from: str | None = Field(None, description="The sandbox it was forked from.")
+    forked_from: SandboxRef | None = Field(None, description="The sandbox it was forked from.")
     base: str | None = Field(None, description="The snapshot its files last were: taken of it, or rolled back to.")
 
 
@@ -151,7 +358,7 @@ class SandboxEvent(Result):
     """Something that happened to a sandbox: what, who made it happen, why, and how long it took."""
 
     id: int
-    sandbox_id: str
+    sandbox_id: SandboxRef
     kind: str
     message: str = Field(description="What happened and why, in a sentence.")
     at: datetime
@@ -167,11 +374,45 @@ class EventList(Result):
     next_cursor: int | None = Field(None, description="What to give as `after` for those that follow.")
 
 
+class Sample(Result):
+    """What a sandbox used at one moment. What the host does not tell is null."""
+
+    at: datetime
+    cpu_seconds: float | None = Field(None, description="Processor time since it was last started.")
+    cpu_percent: float | None = Field(None, description="Of one processor, since the sample before.")
+    memory: int | None = Field(None, description="Bytes; without files that are only cached.")
+    memory_peak: int | None = Field(None, description="The most since it was last started, with what was cached.")
+    disk: int | None = Field(None, description="Bytes that it has written and that still exist.")
+    processes: int | None = Field(None, description="Processes and threads.")
+    network_in: int = 0
+    network_out: int = 0
+
+
+class Usage(Result):
+    """What a sandbox has used in all its life, sleep and restarts included."""
+
+    cpu_seconds: float = 0.0
+    memory_byte_seconds: float = Field(0.0, description="Bytes of memory times the seconds they were held.")
+    running_seconds: float = 0.0
+    network_in: int = 0
+    network_out: int = 0
+    reached: dict[str, int] = Field(default_factory=dict, description="How often it ran into each limit.")
+
+
+class SandboxMetrics(Result):
+    sandbox_id: str
+    state: State
+    now: Sample | None = Field(None, description="Null for one that sleeps.")
+    limits: LimitsInfo
+    usage: Usage
+    history: list[Sample] = Field(default_factory=list, description="Oldest first, one every ten seconds, for an hour.")
+
+
 class Done(Result):
     """The answer of operations that have nothing to say but that they happened."""
 
     ok: bool = True
-    sandbox_id: str | None = None
+    sandbox_id: SandboxRef | None = None
 
 
 class Destroyed(Done):
@@ -210,9 +451,12 @@ class ExecResult(Result):
     timestamp: datetime
     session_id: str | None = None
     timed_out: bool = False
+    shell_ended: bool = Field(False, description="Whether the session's shell ended with it, as by `exit`.")
     stdout_truncated: int = Field(0, description="Bytes of stdout that were left out because the result was too large.")
     stderr_truncated: int = 0
     encoding: Encoding = "utf-8"
+    limit: Limit | None = Field(None, description="The limit that it, or what ran beside it, ran into.")
+    limit_message: str | None = Field(None, description="What that did, in a sentence.")
 
 
 class ExecOutcome(Result):
@@ -228,7 +472,7 @@ class ExecAnswer(ExecResult):
     """What `POST …/exec` answers; the last three are left out with `Prefer: return=minimal`."""
 
     ok: bool | None = None
-    sandbox_id: str | None = None
+    sandbox_id: SandboxRef | None = None
     result: ExecOutcome | None = None
 
 
@@ -338,6 +582,7 @@ class ProcessInfo(Result):
     exit_code: int | None = None
     session_id: str | None = None
     error: str | None = Field(None, description="Why it was killed or could not run.")
+    limit: Limit | None = Field(None, description="The limit of the sandbox that it ran into.")
 
 
 class ProcessList(Result):
@@ -577,6 +822,7 @@ class CodeError(Result):
     message: str
     traceback: list[str] = Field(default_factory=list)
     line_number: int | None = None
+    limit: Limit | None = Field(None, description="The limit of the sandbox that it ran into.")
 
     @computed_field  # type: ignore[prop-decorator]
     @property
@@ -676,7 +922,7 @@ class FileInfo(Result):
 
 class FileList(Result):
     ok: bool = True
-    sandbox_id: str | None = None
+    sandbox_id: SandboxRef | None = None
     path: str
     files: list[FileInfo]
     count: int
@@ -694,14 +940,14 @@ class FileContent(Result):
 
 class ReadFileResult(Result):
     ok: bool = True
-    sandbox_id: str
+    sandbox_id: SandboxRef
     path: str
     file: FileContent
 
 
 class WriteFileResult(Result):
     ok: bool = True
-    sandbox_id: str | None = None
+    sandbox_id: SandboxRef | None = None
     path: str
     bytes: int
 
@@ -980,11 +1226,11 @@ class BackupRequest(Request):
 class BackupInfo(Result):
     """The handle of a backup: all that is needed to restore it."""
 
-    id: str
+    id: BackupRef
     dir: str
     bucket: str
     name: str | None = None
-    sandbox_id: str | None = None
+    sandbox_id: SandboxRef | None = None
     created_at: datetime
     expires_at: datetime | None = None
     size: int = Field(description="Bytes in the bucket.")
@@ -1015,15 +1261,15 @@ class RestoreRequest(Request):
 
 class BackupResult(Result):
     ok: bool = True
-    sandbox_id: str = ""
+    sandbox_id: SandboxRef = ""
     backup: BackupInfo
 
 
 class RestoreResult(Result):
     ok: bool = True
     restored: bool = True
-    sandbox_id: str = ""
-    backup: str
+    sandbox_id: SandboxRef = ""
+    backup: BackupRef
     dir: str
     files: int
     bytes: int
@@ -1039,7 +1285,7 @@ class BackupList(Result):
 
 class BackupEvent(Result):
     type: Literal["start", "progress", "complete", "error"]
-    id: str | None = None
+    id: BackupRef | None = None
     phase: Literal["packing", "unpacking"] | None = None
     bytes: int | None = None
     files: int | None = None
@@ -1069,7 +1315,7 @@ class SyncRequest(Request):
 
 class SyncResult(Result):
     ok: bool = Field(description="Whether there were no errors.")
-    sandbox_id: str
+    sandbox_id: SandboxRef
     direction: Literal["push", "pull"]
     bucket: str
     synced_files: int = Field(description="Files that were moved.")
@@ -1084,7 +1330,7 @@ class SyncResult(Result):
 
 
 class StoredWorkspace(Result):
-    sandbox_id: str
+    sandbox_id: SandboxRef
     owner: str
     bucket: str
     files: int
@@ -1123,12 +1369,12 @@ class CreateSnapshot(Request):
 class SnapshotInfo(Result):
     id: str
     name: str | None = None
-    sandbox_id: str = Field(description="The sandbox it was taken of, which may be gone.")
+    sandbox_id: SandboxRef = Field(description="The sandbox it was taken of, which may be gone.")
     image: str
     parent: str | None = Field(None, description="The snapshot that sandbox was at before.")
     labels: Labels = Field(default_factory=dict)
     created_at: datetime
-    sandboxes: list[str] = Field(default_factory=list, description="The sandboxes that were made from it.")
+    sandboxes: list[SandboxRef] = Field(default_factory=list, description="The sandboxes that were made from it.")
 
 
 class SnapshotList(Result):
@@ -1142,7 +1388,7 @@ class ForkSandbox(Request):
 
 class ForkResult(Result):
     ok: bool = True
-    sandbox_id: str
+    sandbox_id: SandboxRef
     sandboxes: list[SandboxInfo]
 
 
@@ -1167,3 +1413,281 @@ class LayerChange(Result):
 class Diff(Result):
     changes: list[LayerChange]
     truncated: bool = Field(False, description="There are more changes than a list holds; the tar has all of them.")
+
+
+# -- keys, owners, users -----------------------------------------------------------------------------------------------
+
+OwnerName = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._@+-]{0,99}$", description="Whose it is.")]
+
+
+class CreateKey(Request):
+    name: str = Field("", max_length=100, description="What it is for, in your words.")
+    owner: OwnerName | None = Field(None, description="Whose it is; whoever asks, unless given.")
+    scope: KeyScope = KeyScope.USE
+    sandbox: str | None = Field(None, description="With scope `sandbox`: the only one it opens.")
+    expires_in: str | float | None = Field(
+        None, description="Seconds, or a text like '12h' or '30d'; never unless given."
+    )
+    rate: float | None = Field(None, gt=0, le=1e6, description="Requests a second; the server's setting unless given.")
+
+
+class KeyInfo(Result):
+    id: str
+    name: str = ""
+    owner: str
+    scope: KeyScope
+    sandbox: SandboxRef | None = None
+    rate: float | None = None
+    hint: str = Field("", description="How the key begins, to tell it from others.")
+    created_at: datetime
+    expires_at: datetime | None = None
+    revoked_at: datetime | None = None
+    last_used_at: datetime | None = None
+
+
+class NewKey(KeyInfo):
+    key: str = Field(repr=False, description="The key itself. It is shown once: the server keeps only a digest.")
+
+
+class KeyList(Result):
+    keys: list[KeyInfo]
+
+
+class Quotas(Request):
+    """What an owner may have. What is not said is the server's setting; what nobody says has no bound."""
+
+    sandboxes: int | None = Field(None, ge=0, description="Sandboxes there are, asleep or not.")
+    running: int | None = Field(None, ge=0, description="Sandboxes that run, frozen ones included.")
+    memory_mb: int | None = Field(None, ge=0, description="Memory that those which run may have together.")
+    cpu_seconds_day: float | None = Field(None, ge=0, description="Seconds of CPU in a day (UTC).")
+    cpu_seconds_month: float | None = Field(None, ge=0, description="Seconds of CPU in a month (UTC).")
+    disk_mb: int | None = Field(None, ge=0, description="Disk that all of them may have together.")
+    creates_per_minute: int | None = Field(None, ge=0, description="Sandboxes that are made in any 60 seconds.")
+
+
+class UpdateOwner(Request):
+    quotas: Quotas = Field(default_factory=Quotas)
+
+
+class OwnerInfo(Result):
+    name: str
+    created_at: datetime | None = None
+    quotas: dict[str, int | float] = Field(
+        default_factory=dict, description="What it may have: its own bounds, and the server's."
+    )
+    sandboxes: int = 0
+    running: int = 0
+    memory_mb: int = Field(0, description="What its running sandboxes may have together.")
+    disk_mb: int = Field(0, description="What its sandboxes may have on disk, or have, together.")
+
+
+class OwnerList(Result):
+    owners: list[OwnerInfo]
+
+
+class UsageDay(Result):
+    day: date
+    cpu_seconds: float = 0.0
+    memory_byte_seconds: float = 0.0
+    disk_byte_seconds: float = 0.0
+    egress_bytes: int = 0
+    cost: float = Field(0.0, description="In the server's currency, at the prices it has now.")
+
+
+class UsageReport(Result):
+    owner: str
+    since: date
+    until: date
+    days: list[UsageDay]
+    total: UsageDay
+    currency: str
+    prices: dict[str, float]
+
+
+class SignIn(Request):
+    email: str = Field(max_length=320)
+    password: SecretStr = Field(max_length=1024)
+
+
+class ChangePassword(Request):
+    old: SecretStr = Field(max_length=1024)
+    new: SecretStr = Field(max_length=1024)
+
+
+class Me(Result):
+    """Who asks."""
+
+    owner: str
+    scope: KeyScope
+    name: str = ""
+    email: str | None = None
+    sandbox: SandboxRef | None = None
+    csrf: str | None = Field(
+        None, description="With a session: the value of the header `X-Skerry-CSRF` of requests that change something."
+    )
+
+
+class CreateUser(Request):
+    email: str = Field(max_length=320)
+    password: SecretStr = Field(max_length=1024)
+    owner: OwnerName | None = Field(None, description="Whose sandboxes it sees; its own, by its email, unless given.")
+    role: Literal["admin", "user"] = "user"
+
+
+class UserInfo(Result):
+    email: str
+    owner: str
+    role: Literal["admin", "user"]
+    created_at: datetime
+    signed_in_at: datetime | None = None
+
+
+class UserList(Result):
+    users: list[UserInfo]
+
+
+# -- the audit log -----------------------------------------------------------------------------------------------------
+
+Outcome = Literal["ok", "refused", "failed"]
+
+
+class AuditEntry(Result):
+    """Something that somebody asked the server for: who, from where, what, and what became of it."""
+
+    id: int = 0
+    node: str = Field(description="The server that wrote it. Each has a chain of its own.")
+    seq: int = Field(description="Its place in the chain, from 1.")
+    at: datetime
+    actor: str = Field(description="Who, as events name them: an API key, a local client, a preview.")
+    key: str | None = Field(None, description="The API key, by its name or number; never the key itself.")
+    owner: str | None = None
+    user: str | None = None
+    client: str = Field("", description="The address it came from; empty for a program that runs the server itself.")
+    agent: str = Field("", description="What the client says it is (User-Agent).")
+    request_id: str = ""
+    operation: str
+    method: str = ""
+    sandbox_id: str | None = None
+    outcome: Outcome
+    status: int | None = None
+    code: str | None = Field(None, description="The error's code.")
+    took: float | None = Field(None, description="Milliseconds until it was answered.")
+    command: str | None = Field(None, description="Only where the server records commands.")
+    details: dict[str, Any] = Field(default_factory=dict)
+    previous: str = Field("", description="The hash of the entry before; empty for the first.")
+    hash: str = Field("", description="SHA-256 of all the above but `id`, as JSON with sorted keys and no spaces.")
+
+
+class AuditPage(Result):
+    entries: list[AuditEntry] = Field(description="The latest first.")
+    next_cursor: int | None = Field(None, description="What to give as `cursor` for those before.")
+
+
+class AuditChain(Result):
+    node: str
+    first: int = Field(description="The first entry that is kept; those before were removed because of their age.")
+    last: int
+    head: str = Field(description="The hash of the last entry. Kept elsewhere, it proves all that is before it.")
+
+
+class AuditProblem(Result):
+    node: str
+    seq: int
+    message: str
+
+
+class AuditVerification(Result):
+    ok: bool
+    entries: int
+    chains: list[AuditChain]
+    problems: list[AuditProblem]
+
+
+# -- webhooks ----------------------------------------------------------------------------------------------------------
+
+EventPattern = Annotated[
+    str, StringConstraints(pattern=r"^(\*|(sandbox|session|workspace|workflow|webhook)\.(\*|[a-z][a-z_.]{0,60}))$")
+]
+DeliveryState = Literal["pending", "delivered", "dead"]
+
+
+class CreateWebhook(Request):
+    url: str = Field(min_length=1, max_length=2000, description="Where events are sent, by HTTP or HTTPS.")
+    events: list[EventPattern] = Field(
+        default_factory=lambda: ["*"], min_length=1, max_length=50, description="`*`, `sandbox.*`, `sandbox.created`, …"
+    )
+    description: str = Field("", max_length=200)
+    enabled: bool = True
+    everyone: bool = Field(False, description="Events of everybody's sandboxes, not only of your own; for admins.")
+
+
+class UpdateWebhook(Request):
+    url: str | None = Field(None, min_length=1, max_length=2000)
+    events: list[EventPattern] | None = Field(None, min_length=1, max_length=50)
+    description: str | None = Field(None, max_length=200)
+    enabled: bool | None = None
+    rotate_secret: bool = Field(False, description="A new secret; the old one goes on signing beside it for a day.")
+
+
+class WebhookInfo(Result):
+    id: str
+    url: str = Field(repr=False)
+    events: list[str]
+    description: str = ""
+    enabled: bool
+    created_at: datetime
+    owner: str | None = Field(None, description="Of whose sandboxes it is told; null for everybody's.")
+    secret: str | None = Field(None, repr=False, description="Shown once: when it was made.")
+    previous_secret_until: datetime | None = Field(None, description="Until then the one before signs, too.")
+
+
+class WebhookList(Result):
+    webhooks: list[WebhookInfo]
+
+
+class WebhookDelivery(Result):
+    """An event on its way to a webhook."""
+
+    id: str = Field(description="What the receiver knows it by, however often it is sent.")
+    webhook_id: str
+    event: str
+    sandbox_id: SandboxRef | None = None
+    state: DeliveryState
+    attempts: int
+    created_at: datetime
+    next_at: datetime | None = Field(None, description="When it is tried next.")
+    delivered_at: datetime | None = None
+    status: int | None = Field(None, description="What the receiver answered last.")
+    error: str | None = Field(None, description="Why the last attempt failed.")
+
+
+class DeliveryList(Result):
+    deliveries: list[WebhookDelivery] = Field(description="The latest first.")
+    next_cursor: int | None = Field(None, description="What to give as `cursor` for those before.")
+
+
+class WebhookEvent(Result):
+    """What a webhook's receiver gets."""
+
+    id: str = Field(description="The same if it is sent again: do what it asks for once.")
+    event: str
+    timestamp: datetime
+    data: dict[str, Any]
+
+
+# -- workers in the cloud ----------------------------------------------------------------------------------------------
+
+
+class WorkerSandbox(Result):
+    """A sandbox of an AgentPod-style worker."""
+
+    id: str
+    status: str
+    provider: str
+    opencode_url: str
+
+
+class WorkerReply(Result):
+    session_id: str
+    response: str = Field(description="The text of the agent's answer.")
+    parts: list[Any] = Field(default_factory=list)

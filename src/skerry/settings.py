@@ -11,11 +11,19 @@ from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
+from skerry.limits import parse_limits, parse_size
+from skerry.models import Limits
+
 HOSTNAME = re.compile(r"(?=[^:]{1,253}(?::|$))(?!.*\.\.)[a-z0-9](?:[a-z0-9.-]*[a-z0-9])?(?::[1-9][0-9]{0,4})?")
 """A host that previews may live under, in lower case, with a port where it is not the usual one."""
 
-_SIZE = re.compile(r"\s*([0-9]{1,18})\s*([KMGT]?)(?:i?B)?\s*", re.IGNORECASE)
-_SHIFTS = {"": 0, "K": 10, "M": 20, "G": 30, "T": 40}
+_ORIGIN = re.compile(r"https?://[^/*\s]+")
+_ALSO = {
+    "cloudflare_enabled": ("ENABLE_CLOUDFLARE_SANDBOXES",),
+    "cloudflare_url": ("CLOUDFLARE_WORKER_URL", "CLOUDFLARE_SANDBOX_URL"),
+    "cloudflare_token": ("CLOUDFLARE_API_TOKEN", "CLOUDFLARE_SANDBOX_API_KEY"),
+}
+"""Names that other programs use for the same."""
 
 
 def default_home() -> Path:
@@ -38,17 +46,36 @@ class Settings(BaseModel):
 
     home: Path = Field(default_factory=default_home)
     cache: Path | None = Field(default_factory=default_cache)
+    provider: Literal["local", "cloudflare"] = "local"
+    cloudflare_enabled: bool = True
+    cloudflare_url: str | None = None
+    cloudflare_token: str | None = Field(None, repr=False)
+    cloudflare_token_file: Path | None = None
+    cloudflare_timeout: float = Field(60.0, gt=0, le=600)
     host: str = "127.0.0.1"
     port: int = Field(8787, ge=0, le=65535)
     database_url: str | None = Field(None, repr=False)
     api_keys: tuple[str, ...] = Field((), repr=False)
+    service_secret: str | None = Field(None, repr=False, min_length=16)
     warm_pool: int = Field(0, ge=0, le=1000)
     pool_size: int | None = Field(None, ge=0)
+    limits: str | None = None
     sleep_after: float = Field(600.0, gt=0)
     stop_grace: float = Field(5.0, ge=0, le=3600)
     event_limit: int = Field(1000, ge=1)
     event_days: float = Field(30.0, ge=0)
     metrics_open: bool = False
+    log_format: Literal["console", "json"] = "console"
+    access_log: bool = True
+    audit: bool = True
+    audit_days: float = Field(365.0, ge=0)
+    audit_commands: bool = False
+    audit_required: bool = False
+    webhook_targets: Literal["public", "loopback", "private"] | None = None
+    webhook_timeout: float = Field(10.0, gt=0, le=60)
+    webhook_attempts: int = Field(8, ge=1, le=100)
+    webhook_delay: float = Field(5.0, gt=0, le=3600)
+    webhook_days: float = Field(7.0, gt=0)
     python_pool_min_size: int = Field(1, ge=0, le=64)
     python_pool_max_size: int = Field(64, ge=1, le=1024)
     javascript_pool_min_size: int = Field(1, ge=0, le=64)
@@ -61,6 +88,8 @@ class Settings(BaseModel):
     preview_domain: str | None = None
     preview_scheme: Literal["http", "https"] | None = None
     public_url: str | None = None
+    hosts: tuple[str, ...] = ()
+    origins: tuple[str, ...] = ()
     buckets: Path | None = None
     backup_key: str | None = Field(None, repr=False)
     backup_key_file: Path | None = None
@@ -69,14 +98,42 @@ class Settings(BaseModel):
     ship_to: str | None = None
     mount_spool: int = Field(4 * 2**30, ge=2**20)
     mount_timeout: float = Field(15.0, gt=0, le=600)
+    rate_limit: float | None = Field(None, gt=0)
+    session_days: float = Field(14.0, gt=0, le=365)
+    quota_sandboxes: int | None = Field(None, ge=0)
+    quota_running: int | None = Field(None, ge=0)
+    quota_memory_mb: int | None = Field(None, ge=0)
+    quota_cpu_seconds_day: float | None = Field(None, ge=0)
+    quota_cpu_seconds_month: float | None = Field(None, ge=0)
+    quota_disk_mb: int | None = Field(None, ge=0)
+    quota_creates_per_minute: int | None = Field(None, ge=0)
+    usage_every: float = Field(10.0, gt=0, le=3600)
+    currency: str = Field("EUR", max_length=10)
+    price_cpu_hour: float = Field(0.0, ge=0)
+    price_memory_gib_hour: float = Field(0.0, ge=0)
+    price_disk_gib_month: float = Field(0.0, ge=0)
+    price_egress_gib: float = Field(0.0, ge=0)
+    egress: tuple[str, ...] = ()
+    egress_transparent: bool = True
+    secret_sources: tuple[str, ...] | None = Field(None, repr=False)
     max_json_bytes: int = 64 * 2**20
     receive_timeout: float = 60.0
+    head_timeout: float = Field(20.0, gt=0)
+    send_timeout: float = Field(600.0, gt=0)
+    max_connections: int = Field(8192, ge=1)
+    max_connections_per_client: int = Field(1024, ge=1)
 
     @field_validator("pool_size", mode="before")
     @classmethod
     def _bytes(cls, value: object) -> object:
-        match = _SIZE.fullmatch(value) if isinstance(value, str) else None
-        return int(match[1]) << _SHIFTS[match[2].upper()] if match else value
+        return parse_size(value)
+
+    @field_validator("limits")
+    @classmethod
+    def _limits(cls, value: str | None) -> str | None:
+        if value is not None and value != "none":
+            Limits.model_validate(parse_limits(value))
+        return value
 
     @field_validator("preview_domain")
     @classmethod
@@ -88,7 +145,7 @@ class Settings(BaseModel):
             raise ValueError("write it like preview.example.com, without https:// and without a path")
         return name
 
-    @field_validator("public_url")
+    @field_validator("public_url", "cloudflare_url")
     @classmethod
     def _url(cls, value: str | None) -> str | None:
         if value is None:
@@ -98,6 +155,22 @@ class Settings(BaseModel):
             raise ValueError("write it like https://skerry.example.com")
         return value.rstrip("/")
 
+    @field_validator("hosts")
+    @classmethod
+    def _hosts(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        names = tuple(name.strip().lower().rstrip(".") for name in value)
+        if not all(name == "*" or HOSTNAME.fullmatch(name.removeprefix("*.")) for name in names):
+            raise ValueError("write them like skerry.example.com,*.example.org, without https://; * for any")
+        return names
+
+    @field_validator("origins")
+    @classmethod
+    def _origins(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        pages = tuple(origin.strip().lower().rstrip("/") for origin in value)
+        if not all(_ORIGIN.fullmatch(page) for page in pages):
+            raise ValueError("write them like https://app.example.com,http://localhost:3000, without a path")
+        return pages
+
     @classmethod
     def from_env(cls, environ: Mapping[str, str] = os.environ, **overrides: object) -> Settings:
         """The settings of ``SKERRY_*``; what is passed here and is not None comes first."""
@@ -106,8 +179,10 @@ class Settings(BaseModel):
             value = environ.get(f"SKERRY_{name.upper()}")
             if value is None and "_pool_" in name:
                 value = environ.get(name.upper())  # as the older SDK spells it
+            if not value:
+                value = next((environ[other] for other in _ALSO.get(name, ()) if environ.get(other)), value)
             if value:
-                several = field.annotation == tuple[str, ...]
+                several = field.annotation in (tuple[str, ...], tuple[str, ...] | None)
                 found[name] = tuple(k for k in value.split(",") if k) if several else value
         found.update({name: value for name, value in overrides.items() if value is not None})
         return cls.model_validate(found)

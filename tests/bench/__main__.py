@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from skerry.errors import SkerryError
-from tests.bench import code, layers, mounts, paths, previews, sleep, storage
+from tests.bench import auth, cloudflare, code, egress, layers, limits, mounts, paths, previews, record, sleep, storage
 from tests.bench.engine import Engine, engine
 from tests.bench.paths import RIVALLED_BY_DOCKER, WrongAnswerError
 from tests.bench.report import Report, Row
@@ -28,9 +28,14 @@ TOPICS = {
     "code": code.PATHS,
     "previews": previews.PATHS,
     "layers": layers.PATHS,
+    "limits": limits.PATHS,
     "sleep": sleep.PATHS,
     "mounts": mounts.PATHS,
     "storage": storage.PATHS,
+    "auth": auth.PATHS,
+    "record": record.PATHS,
+    "egress": egress.PATHS,
+    "cloudflare": cloudflare.PATHS,
 }
 PATHS = {**paths.PATHS, **{name: path for topic in TOPICS.values() for name, path in topic.items()}}
 GROUPS = {name: list(topic) for name, topic in TOPICS.items()}
@@ -76,6 +81,8 @@ def measure(names: list[str], *, quick: bool) -> Report:
             report.notes.append(f"Docker {rival.storage()} and an image of Debian minbase.")
     if {"exec", "stream"}.intersection(names):
         report.notes.append(ELSEWHERE)
+    if set(cloudflare.PATHS).intersection(names):
+        report.notes.append(cloudflare.THEIRS)
     if busy > CORES / 2:
         report.notes.append(f"The machine was busy when this began (load {busy:.1f}): times may be too high.")
     return report

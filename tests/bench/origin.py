@@ -1,6 +1,7 @@
 """A web server that costs little, so that what is measured through a preview is the preview.
 
-It is a program, not a module of the bench: `python3 origin.py page|large PORT`. It says on which port it listens.
+It is a program, not a module of the bench: `python3 origin.py page|large PORT [ADDRESS]`. It says on which port it
+listens.
 `page` gives a small page, and echoes small frames to whoever asks for a WebSocket; `large` gives a gigabyte.
 """
 
@@ -11,6 +12,7 @@ import socket
 import sys
 import threading
 
+ADDRESS = sys.argv[3] if len(sys.argv) > 3 else "127.0.0.1"
 PAGE = b"<!doctype html><title>small</title>" + b"<p>a small page</p>" * 10
 LARGE = 1 << 30
 BLOCK = memoryview(bytes(1 << 20))
@@ -58,7 +60,7 @@ class Page(asyncio.Protocol):
 
 
 async def page(port):
-    server = await asyncio.get_running_loop().create_server(Page, "127.0.0.1", port)
+    server = await asyncio.get_running_loop().create_server(Page, ADDRESS, port)
     print(server.sockets[0].getsockname()[1], flush=True)
     await server.serve_forever()
 
@@ -77,7 +79,7 @@ def pour(connection):
 
 
 def large(port):
-    with socket.create_server(("127.0.0.1", port)) as listening:
+    with socket.create_server((ADDRESS, port)) as listening:
         print(listening.getsockname()[1], flush=True)
         while True:
             threading.Thread(target=pour, args=(listening.accept()[0],), daemon=True).start()

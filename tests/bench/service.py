@@ -2,40 +2,47 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from skerry.providers.local.idmap import IdMap
 from skerry.providers.local.trees import remove_tree
 from tests.servers import Server
 
 _PROGRAM = """
+import json
 import sys
 from pathlib import Path
 from skerry.server.serve import run
 from skerry.settings import Settings
-settings = Settings(home=Path(sys.argv[1]), port=0, warm_pool=int(sys.argv[2]))
+settings = Settings(home=Path(sys.argv[1]), port=0, **json.loads(sys.argv[2]))
 run(settings, on_ready=lambda url: print(url, flush=True))
 """
 
 
 class Service(Server):
-    def __init__(self, home: Path, warm_pool: int) -> None:
-        super().__init__(home)
+    def __init__(self, home: Path, warm_pool: int, before: str = "", **settings: Any) -> None:
+        """``before`` is Python that the server's process runs first."""
+        super().__init__(home, warm_pool=warm_pool, **settings)
+        self.before = before
         self.warm_pool = warm_pool
 
     def start(self) -> Service:
-        argv = [sys.executable, "-c", _PROGRAM, str(self.home), str(self.warm_pool)]
-        # In a session of its own, so that Ctrl-C reaches the bench alone, which then stops the server.
-        self.process = subprocess.Popen(argv, stdout=subprocess.PIPE, text=True, start_new_session=True)
+        argv = [sys.executable, "-c", self.before + _PROGRAM, str(self.home), json.dumps(self.settings)]
+        # In a session of its own, so that Ctrl-C reaches the bench alone, which then stops the server. It writes a log
+        # as servers do, a line for each request, and that is part of what is measured.
+        with self.home.with_suffix(".log").open("w") as log:
+            self.process = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=log, text=True, start_new_session=True)
         assert self.process.stdout is not None
         self.url = self.process.stdout.readline().strip()
         if not self.url:
-            raise OSError("The server did not start.")
+            raise OSError(f"The server did not start. {self.home.with_suffix('.log').read_text()[-2000:]}")
         return self
 
     def sandbox_processes(self) -> set[int]:
@@ -53,8 +60,8 @@ class Service(Server):
 
 
 @contextmanager
-def service(scratch: Path, name: str, warm_pool: int = 0) -> Iterator[Service]:
-    server = Service(scratch / name, warm_pool)
+def service(scratch: Path, name: str, warm_pool: int = 0, before: str = "", **settings: Any) -> Iterator[Service]:
+    server = Service(scratch / name, warm_pool, before, **settings)
     try:
         yield server.start()
     finally:
@@ -63,6 +70,7 @@ def service(scratch: Path, name: str, warm_pool: int = 0) -> Iterator[Service]:
         except subprocess.TimeoutExpired:
             server.kill()
         remove_tree(server.home, IdMap.detect())
+        server.home.with_suffix(".log").unlink()
 
 
 def proportional_megabytes(pids: Iterable[int]) -> float:

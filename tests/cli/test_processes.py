@@ -17,7 +17,9 @@ def url(program: list[str], environment: dict[str, str], tmp_path_factory: pytes
     line = [*program, "serve", "--port", "0", "--home", str(home)]
     with subprocess.Popen(line, stdout=subprocess.PIPE, text=True, env=environment) as process:
         assert process.stdout is not None
-        yield process.stdout.readline().split()[-1]
+        url = process.stdout.readline().split()[-1]
+        assert f"baseUrl {url}/v1/sandboxes/NAME/container" in process.stdout.readline()
+        yield url
         process.send_signal(signal.SIGTERM)
         assert process.wait(60) == 0
 

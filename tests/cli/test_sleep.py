@@ -29,9 +29,17 @@ def test_sleep_wake_touch_update_and_events(
         assert at("sleep", "nap", "--grace", "1s") == "hibernated\n"
         assert at("exec", "nap", "cat f") == "kept\n"
         lines = [line.split("\t") for line in at("events", "nap").splitlines()]
-        assert [line[2] for line in lines] == ["created", "started", "frozen", "thawed", "hibernated", "woken"]
-        assert lines[2][3] == "local client"
-        assert lines[2][4].endswith(" ms")
+        assert [line[2] for line in lines] == [
+            "created",
+            "started",
+            "updated",
+            "frozen",
+            "thawed",
+            "hibernated",
+            "woken",
+        ]
+        assert lines[3][3] == "local client"
+        assert lines[3][4].endswith(" ms")
         follow = ["--url", server.url, "events", "nap", "--follow", "--json", "--after", lines[-1][0]]
         with subprocess.Popen([*program, *follow], stdout=subprocess.PIPE, env=environment) as following:
             assert following.stdout is not None

@@ -69,7 +69,7 @@ async def test_created_with_options_and_only_once(registry: Registry) -> None:
         CreateSandbox(id="made", env={"A": "1"}, labels={"team": "x"}, sleep_after="5m", limits={"memoryMb": 512})  # type: ignore[arg-type]
     )
     assert (info.state, info.sleep_after, info.labels) == (State.CREATED, 300, {"team": "x"})
-    assert info.limits == {"memoryMb": 512, "enforced": []}
+    assert info.limits.memory == 512 << 20
     with pytest.raises(SandboxExistsError):
         await registry.create(CreateSandbox(id="made"))
     with pytest.raises(ImageNotFoundError):

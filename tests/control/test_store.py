@@ -278,6 +278,7 @@ async def test_a_process_comes_back_with_every_field(store: Store) -> None:
         exit_code=-9,
         session_id="default",
         error="It ran out of memory.",
+        limit="memory",
     )
     assert ProcessInfo.model_fields.keys() == info.model_fields_set, "a field is missing in this test"
     await store.save_process("demo", info, starts=1)

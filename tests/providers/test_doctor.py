@@ -52,6 +52,7 @@ def test_this_machine_is_examined_and_nothing_is_left(tmp_path: Path) -> None:
         "seccomp",
         "cgroups",
         "freezing",
+        "egress",
         "git",
         "SQLite",
     } <= set(found)

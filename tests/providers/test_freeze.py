@@ -150,7 +150,7 @@ def test_version_2_is_taken_where_there_are_both(tmp_path: Path) -> None:
     assert found.version == 2
     found.remember()
     found.remember()
-    assert found.record.read_text() == f"{found.directory}\n"
+    assert found.record.read_text() == "".join(f"{path}\n" for path in found.directories)
     assert not found.directory.exists()  # until a sandbox needs it
 
 
@@ -173,7 +173,7 @@ def fake(root: Path, own: str, *files: str) -> Path:
 )
 def test_groups_are_made_below_the_servers_own(tmp_path: Path, root: str, own: str, shown: str) -> None:
     mounts = f"30 1 0:26 {root} {tmp_path} rw,nosuid - cgroup2 cgroup2 rw\n"
-    assert list(cgroups._places(mounts, f"0::{own}\n")) == [(2, tmp_path / shown)]
+    assert list(cgroups._Places.read(mounts, f"0::{own}\n").freezers()) == [(2, tmp_path / shown)]
 
 
 def test_one_who_may_make_no_groups_has_none(tmp_path: Path) -> None:

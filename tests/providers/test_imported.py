@@ -4,9 +4,15 @@ from __future__ import annotations
 
 import platform
 import shutil
+import socket
 import subprocess
 import tarfile
-from collections.abc import AsyncIterator, Awaitable, Callable
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from hashlib import sha256
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -15,10 +21,11 @@ import pytest_asyncio
 from skerry.control.open import open_registry
 from skerry.control.registry import Registry
 from skerry.errors import ImageInUseError, ImageNotFoundError, UnsupportedError
-from skerry.models import CreateSandbox, ExecRequest, ExecResult, RunCode
+from skerry.models import CreateSandbox, EgressPolicy, ExecRequest, ExecResult, RunCode, SetEgress
 from skerry.settings import Settings
 
 Sh = Callable[..., Awaitable[ExecResult]]
+TIDE = "Package: tide\nVersion: 1\nArchitecture: all\nMaintainer: A <a@example.com>\nDescription: low tide\n"
 
 
 def bootstrapped(tarball: Path, *options: str) -> Path:
@@ -76,6 +83,56 @@ async def test_apt_and_dpkg_install_and_remove_packages(sh: Sh) -> None:
     installed = await sh("apt-get install -y ./tiny.deb && tiny", env={"DEBIAN_FRONTEND": "noninteractive"})
     assert installed.stdout.endswith("tiny\n"), installed.stderr
     assert (await sh("apt-get remove -y tiny && ! test -e /usr/bin/tiny")).success
+
+
+async def test_apt_reaches_an_archive_through_the_door(imported: Registry, tmp_path: Path) -> None:
+    package = tmp_path / "package"
+    for path, text in (("DEBIAN/control", TIDE), ("usr/share/tide/depth", "3\n")):
+        (package / path).parent.mkdir(parents=True, exist_ok=True)
+        (package / path).write_text(text)
+    archive = tmp_path / "archive"
+    archive.mkdir()
+    subprocess.run(["dpkg-deb", "-b", str(package), str(archive / "tide.deb")], check=True, capture_output=True)
+    data = (archive / "tide.deb").read_bytes()
+    index = f"{TIDE}Filename: ./tide.deb\nSize: {len(data)}\nSHA256: {sha256(data).hexdigest()}\n"
+    (archive / "Packages").write_text(index)
+    with serving(archive) as (host, port):
+        await imported.create(CreateSandbox(id="apt", image="debian", egress=EgressPolicy(mode="none")))
+        script = f"""
+        echo 'deb [trusted=yes] http://{host}:{port}/ ./' >/etc/apt/sources.list; rm -rf /etc/apt/sources.list.d
+        apt-get update && apt-get install -y tide && cat /usr/share/tide/depth
+        """
+        async with imported.use("apt") as runtime:
+            refused = await runtime.exec(ExecRequest(command=script))
+            assert "no network" in refused.stdout + refused.stderr
+            await imported.set_egress("apt", SetEgress(allow=[f"{host}:{port}"]))
+            done = await runtime.exec(ExecRequest(command=script))
+            assert done.stdout.endswith("\n3\n"), done.stdout + done.stderr
+            names = await runtime.exec(ExecRequest(command="getent hosts deb.debian.org; echo $?"))
+            assert names.stdout == "2\n"
+        await imported.destroy("apt")
+
+
+@contextmanager
+def serving(directory: Path) -> Iterator[tuple[str, int]]:
+    """On an address of this host that is not its loopback's, which is another one inside."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        sock.connect(("192.0.2.1", 9))  # sends nothing
+        host = str(sock.getsockname()[0])
+    server = ThreadingHTTPServer((host, 0), partial(Quiet, directory=str(directory)))
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        yield host, server.server_port
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+class Quiet(SimpleHTTPRequestHandler):
+    def log_message(self, *_: object) -> None:
+        return None
 
 
 async def test_files_of_the_image_can_be_changed_and_the_image_stays(imported: Registry, sh: Sh) -> None:

@@ -342,3 +342,12 @@ async def test_git_in_a_session_has_what_the_session_exports(runtime: Runtime, s
     await runtime.git.clone(GitClone(repo_url="/tmp/origin", target_dir="ours", session="work"))
     await runtime.git.clone(GitClone(repo_url="/tmp/origin", target_dir="theirs"))
     assert (await sh("cat ours/.git/mark; ls theirs/.git/mark", cwd="/workspace")).stdout == "mine\n"
+
+
+async def test_a_shell_that_someone_killed_is_replaced_before_the_next_command(sh: Sh) -> None:
+    kill = "exec python3 -c 'import os; os.system(\"pkill -9 bash; while pgrep bash; do :; done\")'"
+    await sh("cd /tmp; export A=1")
+    await sh(kill, session=None)
+    assert (await sh("echo ${A:-fresh}; pwd")).stdout == "fresh\n/workspace\n"
+    await sh(kill, session=None)
+    assert (await sh("cat", stdin="again")).stdout == "again"

@@ -29,7 +29,7 @@ class ServerProcess:
 
     def __init__(self, home: Path, *, log: IO[str] | None = None, first: str = "", **settings: object) -> None:
         self.home = home
-        values = json.dumps({"home": str(home), "port": 0, "pool_size": 1 << 29, **settings})
+        values = json.dumps({"home": str(home), "port": 0, "pool_size": 1 << 28, **settings})
         line = [sys.executable, "-c", first + PROGRAM, values]
         self.process = subprocess.Popen(line, stdout=subprocess.PIPE, stderr=log, text=True)
         assert self.process.stdout is not None

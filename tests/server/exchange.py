@@ -98,5 +98,5 @@ class Exchange:
     def error(self) -> dict[str, Any]:
         answer = json.loads(self.content)
         assert answer["ok"] is False
-        assert set(answer["error"]) == {"code", "message", "hint", "details"}
+        assert set(answer["error"]) - {"requestId"} == {"code", "message", "hint", "details"}
         return dict(answer["error"])

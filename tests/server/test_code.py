@@ -22,7 +22,7 @@ async def run(http: Http, box: str, code: str, **fields: Any) -> Any:
 
 async def refusal(response: httpx.Response) -> tuple[int, str]:
     error = response.json()["error"]
-    assert set(error) == {"code", "message", "hint", "details"}
+    assert set(error) == {"code", "message", "hint", "details", "requestId"}
     return response.status_code, error["code"]
 
 

@@ -19,6 +19,8 @@ JSON = {"Content-Type": "application/json"}
 class Broken:
     """A registry whose every method fails as a fault of ours would."""
 
+    reception = None
+
     def __getattr__(self, name: str) -> Any:
         raise RuntimeError("postgres://user:hunter2@db")
 

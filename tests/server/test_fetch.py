@@ -127,7 +127,7 @@ async def test_keys_open_it_and_stay_outside(tmp_path_factory: pytest.TempPathFa
                 refused = await stranger.get(at(site, "/echo"))
                 assert (refused.status_code, MARK in refused.headers) == (401, False)
                 preflight = await stranger.options(at(site, "/echo"), headers={"Origin": "https://elsewhere.example"})
-                assert (preflight.status_code, "access-control-allow-origin" in preflight.headers) == (401, False)
+                assert (preflight.status_code, "access-control-allow-origin" in preflight.headers) == (403, False)
             assert "s3cret" not in json.dumps(seen(await http.get(at(site, "/echo"))))
             async with AsyncSandbox("keyed", url=server.url, api_key="s3cret-key") as sandbox:
                 theirs = {"Authorization": "Bearer the-app's", "X-API-Key": "the-app's-own"}

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import signal
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ import pytest
 
 from skerry.control.registry import Registry
 from skerry.server.app import create_app
+from tests.disks import opened
 from tests.server.conftest import ServerProcess
 
 
@@ -94,14 +97,106 @@ async def test_a_sandbox_without_its_files_refuses_work_until_told_what_to_do(re
     async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as http:
         box = "/v1/sandboxes/lost"
         await http.post(f"{box}/exec", json={"command": "echo x >f"})
+        taken = (await http.post(f"{box}/snapshots")).json()
         await http.post(f"{box}/stop")
         await registry.provider.forget("lost")
-        for route, body in {"exec": {"command": "true"}, "start": {}, "wake": None}.items():
+        refused: dict[str, Any] = {"exec": {"command": "true"}, "start": {}, "wake": None, "snapshots": {}, "fork": {}}
+        for route, body in refused.items():
             answer = await http.post(f"{box}/{route}", json=body)
-            assert (answer.status_code, answer.json()["error"]["code"]) == (409, "files_missing")
+            assert (answer.status_code, answer.json()["error"]["code"]) == (409, "files_missing"), route
+        assert (await http.get(f"{box}/diff")).json()["error"]["code"] == "files_missing"
+        assert (await http.get("/v1/snapshots")).json() == {"snapshots": [taken]}
         assert (await http.get(box)).json()["state"] == "failed"
+        await http.post(f"{box}/rollback", json={"snapshot": taken["id"]})
+        assert (await http.post(f"{box}/exec", json={"command": "cat f"})).json()["stdout"] == "x\n"
+        await http.post(f"{box}/stop")
+        await registry.provider.forget("lost")
         assert (await http.post(f"{box}/start", json={"fresh": True})).json()["state"] == "active"
         assert (await http.post(f"{box}/exec", json={"command": "ls"})).json()["stdout"] == ""
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_a_sandbox_without_its_files_takes_a_backup_and_nothing_else(registry: Registry, streamed: bool) -> None:
+    transport = httpx.ASGITransport(create_app(registry, registry.settings))
+    headers = {"Accept": "text/event-stream"} if streamed else {}
+    async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as http:
+        box = "/v1/sandboxes/lost"
+        await http.post(f"{box}/exec", json={"command": "echo kept >f"})
+        good, bad = [(await http.post(f"{box}/backup")).json()["backup"]["id"] for _ in range(2)]
+        (part,) = (registry.settings.home / "buckets/default/backups" / bad).glob("*.tar")
+        part.write_bytes(bytes(part.stat().st_size))
+        await http.post(f"{box}/stop")
+        await registry.provider.forget("lost")
+        for backup in ("none", bad):
+            refused = await http.post(f"{box}/restore", json={"backup": backup}, headers=headers)
+            assert "backup_" in refused.text
+            again = await http.post(f"{box}/exec", json={"command": "true"})
+            assert (again.status_code, again.json()["error"]["code"]) == (409, "files_missing")
+            assert (await http.get(box)).json()["state"] == "failed"
+        # Who comes in the middle waits, and sees the files or none of the machine.
+        restoring = asyncio.create_task(http.post(f"{box}/restore", json={"backup": good}, headers=headers))
+        while not registry._owners["lost"].filling:
+            await asyncio.sleep(0.001)
+        assert (await http.post(f"{box}/exec", json={"command": "cat f"})).json()["stdout"] == "kept\n"
+        assert (await restoring).status_code == 200
+        assert (await http.get(box)).json()["state"] == "active"
+
+
+async def test_a_server_killed_while_it_refills_a_sandbox_leaves_its_files_missing(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    server = ServerProcess(home)
+    box = "/v1/sandboxes/lost"
+    async with httpx.AsyncClient(base_url=server.url, timeout=60) as http:
+        await http.post(f"{box}/exec", json={"command": "head -c 80000000 /dev/urandom >f; sha256sum f"})
+        backup = (await http.post(f"{box}/backup")).json()["backup"]["id"]
+        await http.post(f"{box}/stop")
+    assert server.stop() == 0
+    with opened(home) as disk:
+        assert (
+            subprocess.run(["btrfs", "subvolume", "delete", disk / "sandboxes/lost"], capture_output=True).returncode
+            == 0
+        )
+    server = ServerProcess(home)
+    async with httpx.AsyncClient(base_url=server.url, timeout=60) as http:
+        assert (await http.post(f"{box}/exec", json={"command": "true"})).status_code == 409
+        restoring = asyncio.create_task(http.post(f"{box}/restore", json={"backup": backup}))
+        while not list(home.glob("restores/lost.*.json")):
+            await asyncio.sleep(0.001)
+        server.stop(signal.SIGKILL)
+        with pytest.raises(httpx.TransportError):
+            await restoring
+    server = ServerProcess(home)
+    try:
+        async with httpx.AsyncClient(base_url=server.url, timeout=60) as http:
+            refused = await http.post(f"{box}/exec", json={"command": "ls"})
+            assert (refused.status_code, refused.json()["error"]["code"]) == (409, "files_missing")
+            assert (await http.post(f"{box}/restore", json={"backup": backup})).status_code == 200
+            assert (await http.post(f"{box}/exec", json={"command": "wc -c <f"})).json()["stdout"] == "80000000\n"
+            assert list(home.glob("refills/*")) == []
+    finally:
+        assert server.stop() == 0
+
+
+async def test_changes_of_what_a_sandbox_is_are_on_record_without_secrets(http: httpx.AsyncClient, box: str) -> None:
+    id = box.rpartition("/")[2]
+    await http.post("/v1/sandboxes", json={"id": id})
+    await http.patch(box, json={"sleepAfter": "1h", "labels": {"a": "b"}})
+    await http.put(f"{box}/env", json={"env": {"TOKEN": "neap-tide"}})
+    await http.post(f"{box}/exec", json={"command": "echo x >f"})
+    backup = (await http.post(f"{box}/backup", json={"name": "nightly"})).json()["backup"]["id"]
+    await http.post(f"{box}/sync")
+    assert (await http.delete(f"/v1/backups/{backup}")).status_code == 200
+    assert (await http.delete(f"/v1/workspaces/{id}")).status_code == 200
+    found = (await http.get(f"{box}/events")).json()["events"]
+    told = [(event["kind"], event["message"]) for event in found if event["kind"].endswith(("updated", "_deleted"))]
+    assert told == [
+        ("updated", "Changed: labels, sleep_after."),
+        ("updated", "Environment changed: TOKEN."),
+        ("backup_deleted", "Backup 'nightly' in bucket 'default' was deleted."),
+        ("workspace_deleted", "What was stored of its workspace in bucket 'default' was deleted."),
+    ]
+    assert {event["by"] for event in found} == {"local client"}
+    assert "neap-tide" not in str(found)
 
 
 # -- what stays connected ----------------------------------------------------------------------------------------------

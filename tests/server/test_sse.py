@@ -12,6 +12,7 @@ from fastapi import FastAPI, Response
 from skerry.errors import NotFoundError, SandboxLostError
 from skerry.models import ExecEvent
 from skerry.server import errors, sse
+from skerry.server.witness import Witness
 from tests.server.exchange import Exchange
 
 Source = Callable[[Any], AsyncIterator[ExecEvent]]
@@ -26,6 +27,7 @@ class Stage:
         self.app = FastAPI()
         self.app.state.closing = asyncio.Event()
         errors.install(self.app)
+        self.app.add_middleware(Witness, audit=None, access_log=False)
 
         @self.app.get("/events")
         async def events() -> Response:

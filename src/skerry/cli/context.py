@@ -22,21 +22,22 @@ class Target:
     url: str | None = None
     api_key: str | None = None
     home: str | None = None
+    owner: str | None = None
 
     def client(self) -> Client:
         from skerry import Client
 
-        return Client(self.url, self.api_key, self.home)
+        return Client(self.url, self.api_key, self.home, owner=self.owner)
 
     def sandbox(self, name: str | None, **options: Any) -> Sandbox:
         from skerry import Sandbox
 
-        return Sandbox(name, url=self.url, api_key=self.api_key, home=self.home, **options)
+        return Sandbox(name, url=self.url, api_key=self.api_key, home=self.home, owner=self.owner, **options)
 
     def async_sandbox(self, name: str) -> AsyncSandbox:
         from skerry import AsyncSandbox
 
-        return AsyncSandbox(name, url=self.url, api_key=self.api_key, home=self.home)
+        return AsyncSandbox(name, url=self.url, api_key=self.api_key, home=self.home, owner=self.owner)
 
     def existing(self, name: str) -> Sandbox:
         """A sandbox that is there already: looking at a mistyped name must not make it."""

@@ -10,15 +10,19 @@ from typing import Annotated, Any
 import typer
 
 from skerry.cli import (
+    accounts,
     backups,
     bootstrap,
     code,
     commands,
     demonstration,
+    egress,
     images,
+    limits,
     mounts,
     ports,
     processes,
+    record,
     sandboxes,
     server,
     sleep,
@@ -49,8 +53,9 @@ def target(
     url: Annotated[str | None, typer.Option(help="The server to talk to [env: SKERRY_URL].")] = None,
     api_key: Annotated[str | None, typer.Option(help="Its API key [env: SKERRY_API_KEY].")] = None,
     home: Annotated[str | None, typer.Option(help="Where sandboxes are kept without one [env: SKERRY_HOME].")] = None,
+    act_as: Annotated[str | None, typer.Option(help="As an admin: on behalf of this owner.")] = None,
 ) -> None:
-    context.obj = Target(url, api_key, home)
+    context.obj = Target(url, api_key, home, act_as)
 
 
 for module in (
@@ -59,6 +64,8 @@ for module in (
     code,
     sandboxes,
     sleep,
+    limits,
+    egress,
     processes,
     ports,
     mounts,
@@ -68,6 +75,8 @@ for module in (
     images,
     backups,
     workspaces,
+    accounts,
+    record,
     server,
     demonstration,
 ):

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from skerry.cli.context import target_of
-from skerry.cli.output import AsJson, print_json, print_table
+from skerry.cli.output import AsJson, print_json, print_table, somebody_looks
 
 if TYPE_CHECKING:
     from skerry import MountInfo
@@ -37,16 +37,21 @@ def mount(
     print_json(done) if as_json else _print([done])
 
 
-def unmount(context: typer.Context, sandbox: Name, path: Where = "/persist") -> None:
+def unmount(context: typer.Context, sandbox: Name, path: Where = "/persist", as_json: AsJson = False) -> None:
     """Take a mounted bucket away; its files stay in it."""
     with target_of(context).existing(sandbox) as machine:
-        machine.unmount_bucket(path)
+        gone = machine.unmount_bucket(path)
+    print_json(gone) if as_json else print(gone.mount_path)
 
 
 def mounts(context: typer.Context, sandbox: Name, as_json: AsJson = False) -> None:
     """List the buckets that are mounted in a sandbox."""
     with target_of(context).existing(sandbox) as machine:
         found = machine.list_mounts()
+    if not found and not as_json and somebody_looks():
+        return print(
+            f"Nothing is mounted in {sandbox}. `skerry mount {sandbox} default` shows the default bucket there."
+        )
     print_json(found) if as_json else _print(found)
 
 

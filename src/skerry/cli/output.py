@@ -6,10 +6,13 @@ import json
 import sys
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from pydantic import BaseModel
+
+if TYPE_CHECKING:
+    from skerry import SandboxInfo
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
@@ -26,6 +29,16 @@ _COLOURS = {
 }
 
 
+_MEANING = {
+    "active": "awake",
+    "frozen": "frozen: its processes stand still, and the next command lets them go on",
+    "hibernated": "asleep: its processes have ended, its files are kept, and the next command wakes it",
+}
+
+
+_FORGOTTEN = "asleep: it is ephemeral, so its processes and its files are gone, and the next command begins anew"
+
+
 def print_json(value: Any) -> None:
     print(json.dumps(_plain(value), indent=2, ensure_ascii=False, default=str))
 
@@ -39,7 +52,7 @@ def _plain(value: Any) -> Any:
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
-    if not sys.stdout.isatty():
+    if not somebody_looks():
         for row in rows:
             print("\t".join(_cell(value) for value in row))
         return
@@ -70,6 +83,26 @@ def ago(moment: datetime) -> str:
         if seconds >= size:
             return f"{seconds // size}{unit} ago"
     return f"{seconds}s ago"
+
+
+def counted(number: int, what: str) -> str:
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
+
+
+def somebody_looks() -> bool:
+    """Whether a person reads this; a program wants lines and no sentences."""
+    return sys.stdout.isatty()
+
+
+def print_state(info: SandboxInfo, as_json: bool) -> None:
+    """What has become of a sandbox: for people what that means, too."""
+    if as_json:
+        print_json(info)
+    elif not somebody_looks():
+        print(info.state)
+    else:
+        forgotten = info.ephemeral and info.state == "hibernated"
+        print(f"{info.id} is {_FORGOTTEN if forgotten else _MEANING.get(info.state, info.state)}.")
 
 
 def size_text(size: int) -> str:

@@ -9,7 +9,20 @@ from typing import Annotated
 import typer
 
 from skerry.cli.context import Target, pairs, place, target_of
-from skerry.cli.output import AsJson, print_json, print_table
+from skerry.cli.limits import (
+    Cpu,
+    Disk,
+    Lifetime,
+    Log,
+    Memory,
+    OpenFiles,
+    Output,
+    Pids,
+    Tier,
+    Tmpfs,
+    given_limits,
+)
+from skerry.cli.output import AsJson, print_json, print_state, print_table
 from skerry.cli.sleep import HibernateAfter, OnIdle
 
 Name = Annotated[str, typer.Argument(help="The sandbox.")]
@@ -32,6 +45,16 @@ def create(
     hibernate_after: HibernateAfter = None,
     ephemeral: Annotated[bool, typer.Option("--ephemeral", help="Forget every file when it sleeps.")] = False,
     snapshot: Annotated[str | None, typer.Option(help="The snapshot to start from, instead of an image.")] = None,
+    tier: Tier = None,
+    memory: Memory = None,
+    cpu: Cpu = None,
+    pids: Pids = None,
+    open_files: OpenFiles = None,
+    disk: Disk = None,
+    tmpfs: Tmpfs = None,
+    output: Output = None,
+    log: Log = None,
+    lifetime: Lifetime = None,
     as_json: AsJson = False,
 ) -> None:
     """Make a sandbox, without starting it yet."""
@@ -49,6 +72,18 @@ def create(
         on_idle=on_idle,
         hibernate_after=hibernate_after,
         ephemeral=ephemeral or None,
+        limits=given_limits(
+            tier=tier,
+            memory=memory,
+            cpu=cpu,
+            pids=pids,
+            open_files=open_files,
+            disk=disk,
+            tmpfs=tmpfs,
+            output=output,
+            log=log,
+            lifetime=lifetime,
+        ),
         url=target.url,
         api_key=target.api_key,
         home=target.home,
@@ -66,6 +101,7 @@ def ls(
     label: Annotated[list[str] | None, typer.Option("--label", "-l", help="Only with KEY=VALUE.")] = None,
     hidden: Annotated[bool, typer.Option("--all", "-a", help="Files whose names begin with a dot too.")] = False,
     recursive: Annotated[bool, typer.Option("--recursive", "-R", help="Files in directories below too.")] = False,
+    everyone: Annotated[bool, typer.Option("--everyone", help="As an admin: sandboxes of all owners.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """List sandboxes, or the files in one."""
@@ -73,12 +109,15 @@ def ls(
     if where is not None:
         return _list_files(target, where, hidden, recursive, as_json)
     with target.client() as client:
-        found = list(client.sandboxes(state=state, labels=pairs(label, "--label") or None))
+        found = list(client.sandboxes(state=state, labels=pairs(label, "--label") or None, everyone=everyone))
     if as_json:
         return print_json(found)
     if not found and sys.stdout.isatty():
         return print("There are no sandboxes yet. `skerry exec demo -- uname -a` makes one.")
     rows = [(one.id, one.state, one.image, one.created_at, one.last_active_at) for one in found]
+    if everyone:
+        owned = [(one.owner, *row) for one, row in zip(found, rows, strict=True)]
+        return print_table(("OWNER", "NAME", "STATE", "IMAGE", "CREATED", "LAST USED"), owned)
     print_table(("NAME", "STATE", "IMAGE", "CREATED", "LAST USED"), rows)
 
 
@@ -121,16 +160,19 @@ def start(
     context: typer.Context,
     name: Name,
     fresh: Annotated[bool, typer.Option("--fresh", help="Should its files be missing, over an empty disk.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Start or wake a sandbox."""
     with target_of(context).sandbox(name) as sandbox:
-        print(sandbox.start(fresh=fresh).state)
+        awake = sandbox.start(fresh=fresh)
+    print_state(awake, as_json)
 
 
-def stop(context: typer.Context, name: Name) -> None:
+def stop(context: typer.Context, name: Name, as_json: AsJson = False) -> None:
     """Put a sandbox to sleep: its processes end, its files stay."""
     with target_of(context).sandbox(name) as sandbox:
-        print(sandbox.stop().state)
+        asleep = sandbox.stop()
+    print_state(asleep, as_json)
 
 
 def rm(

@@ -49,10 +49,17 @@ def serve(
         first = error.errors()[0]
         raise typer.BadParameter(f"{first['loc'][0]}: {first['msg']}.") from None
 
+    from skerry.errors import BucketSettingsError
     from skerry.server.serve import run
 
-    # The first line of stdout is the URL, for programs that start a server and read it.
-    run(settings, on_ready=_announce)
+    try:
+        # The first line of stdout is the URL, for programs that start a server and read it.
+        run(settings, on_ready=_announce)
+    except BucketSettingsError as error:
+        print(f"error: {error.message}", file=sys.stderr)
+        if error.hint:
+            print(f"hint: {error.hint}", file=sys.stderr)
+        raise typer.Exit(2) from None
 
 
 def _keys(file: Path | None) -> tuple[str, ...] | None:
@@ -66,16 +73,21 @@ def _keys(file: Path | None) -> tuple[str, ...] | None:
 
 def _announce(url: str) -> None:
     print(f"Skerry listens on {url}", flush=True)
+    print(
+        f"For Cloudflare's SandboxClient: baseUrl {url}/v1/sandboxes/NAME/container; for its bridge: {url}", flush=True
+    )
     if sys.stdout.isatty():
         print(f"Next: SKERRY_URL={url} skerry exec demo -- uname -a\nThe API is described at {url}/docs", flush=True)
 
 
 def doctor(context: typer.Context, as_json: AsJson = False) -> None:
-    """Check whether this machine can run sandboxes, and say what is missing."""
-    from skerry.providers.local.doctor import examine
+    """Check whether sandboxes can be run, on this machine or where its provider is, and say what is missing."""
+    from skerry.providers.select import examine
     from skerry.settings import Settings
 
-    findings = examine(Settings.from_env(home=target_of(context).home))
+    settings = Settings.from_env(home=target_of(context).home)
+    findings = examine(settings)
+    who = "This machine" if settings.provider == "local" else "The bridge"
     unfit = any(finding.fatal and not finding.ok for finding in findings)
     if as_json:
         print_json({"ok": not unfit, "findings": [asdict(finding) for finding in findings]})
@@ -87,7 +99,7 @@ def doctor(context: typer.Context, as_json: AsJson = False) -> None:
         print(f"{mark} {finding.name}: {finding.detail}")
         if not finding.ok and finding.remedy:
             print(f"{'':<8} → {finding.remedy}")
-    print("This machine cannot run sandboxes yet." if unfit else "This machine can run sandboxes.")
+    print(f"{who} cannot run sandboxes yet." if unfit else f"{who} can run sandboxes.")
     raise typer.Exit(1 if unfit else 0)
 
 

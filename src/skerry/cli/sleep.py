@@ -8,7 +8,20 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from skerry.cli.context import pairs, target_of
-from skerry.cli.output import AsJson, print_json, print_table
+from skerry.cli.limits import (
+    Cpu,
+    Disk,
+    Lifetime,
+    Log,
+    Memory,
+    OpenFiles,
+    Output,
+    Pids,
+    Tier,
+    Tmpfs,
+    given_limits,
+)
+from skerry.cli.output import AsJson, print_json, print_state, print_table
 
 if TYPE_CHECKING:
     from skerry import SandboxEvent
@@ -31,26 +44,32 @@ def sleep(
     grace: Annotated[str | None, typer.Option(help="Time between SIGTERM and SIGKILL: 30s; 0 for none.")] = None,
     ship: Annotated[bool, typer.Option("--ship", help="Put it into a bucket, for another server to wake.")] = False,
     bucket: Annotated[str | None, typer.Option(help="A bucket of `skerry buckets`.")] = None,
+    as_json: AsJson = False,
 ) -> None:
     """Put a sandbox to sleep. The next command in it wakes it."""
     with target_of(context).sandbox(name) as sandbox:
-        print(sandbox.sleep("freeze" if freeze else "hibernate", grace=grace, ship=ship, bucket=bucket).state)
+        asleep = sandbox.sleep("freeze" if freeze else "hibernate", grace=grace, ship=ship, bucket=bucket)
+    print_state(asleep, as_json)
 
 
 def wake(
     context: typer.Context,
     name: Name,
     bucket: Annotated[str | None, typer.Option(help="Where another server has shipped it.")] = None,
+    as_json: AsJson = False,
 ) -> None:
     """Wake a sandbox that sleeps."""
     with target_of(context).sandbox(name) as sandbox:
-        print(sandbox.wake(bucket=bucket).state)
+        awake = sandbox.wake(bucket=bucket)
+    print_state(awake, as_json)
 
 
-def touch(context: typer.Context, name: Name) -> None:
+def touch(context: typer.Context, name: Name, as_json: AsJson = False) -> None:
     """Begin a sandbox's idle time anew, and print the seconds until it sleeps."""
     with target_of(context).sandbox(name) as sandbox:
         found = sandbox.touch()
+    if as_json:
+        return print_json(found)
     print("-" if found.sleeps_in is None else f"{found.sleeps_in:.0f}")
 
 
@@ -62,9 +81,19 @@ def update(
     on_idle: OnIdle = None,
     hibernate_after: HibernateAfter = None,
     label: Annotated[list[str] | None, typer.Option("--label", "-l", help="KEY=VALUE; replaces all labels.")] = None,
+    tier: Tier = None,
+    memory: Memory = None,
+    cpu: Cpu = None,
+    pids: Pids = None,
+    open_files: OpenFiles = None,
+    disk: Disk = None,
+    tmpfs: Tmpfs = None,
+    output: Output = None,
+    log: Log = None,
+    lifetime: Lifetime = None,
     as_json: AsJson = False,
 ) -> None:
-    """Change when a sandbox sleeps, and how, or its labels. It may run meanwhile."""
+    """Change when a sandbox sleeps, and how, its labels or its limits (`none` takes one away). It may run meanwhile."""
     with target_of(context).existing(name) as sandbox:
         found = sandbox.update(
             labels=pairs(label, "--label") or None,
@@ -72,6 +101,18 @@ def update(
             keep_alive=keep_alive,
             on_idle=on_idle,
             hibernate_after=hibernate_after,
+            limits=given_limits(
+                tier=tier,
+                memory=memory,
+                cpu=cpu,
+                pids=pids,
+                open_files=open_files,
+                disk=disk,
+                tmpfs=tmpfs,
+                output=output,
+                log=log,
+                lifetime=lifetime,
+            ),
         )
     print_json(found) if as_json else print(found.id)
 

@@ -95,11 +95,13 @@ class Endpoint:
         return f"{'wss' if scheme == 'https' else 'ws'}://{rest}{path}{'?' + query if query else ''}"
 
 
-def resolve(url: str | None, api_key: str | None, home: str | Path | None) -> Endpoint:
+def resolve(url: str | None, api_key: str | None, home: str | Path | None, owner: str | None = None) -> Endpoint:
     """Find the server, starting one inside this process when there is no other. Blocks; call it off the event loop."""
     url = url or (None if home is not None else os.environ.get("SKERRY_URL")) or None
     api_key = api_key or os.environ.get("SKERRY_API_KEY") or None
     headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+    if owner:
+        headers["X-Skerry-Owner"] = owner
     if url is not None:
         return reach(url, headers)
     directory = home_directory(home)

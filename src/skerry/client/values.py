@@ -100,6 +100,11 @@ def given(**fields: Any) -> dict[str, Any]:
     return {name: value for name, value in fields.items() if value is not None}
 
 
+def limits_of(limits: str | Mapping[str, Any] | None) -> str | dict[str, Any] | None:
+    """A tier by its name, or numbers."""
+    return limits if limits is None or isinstance(limits, str) else dict(limits)
+
+
 def session_name(session: SessionRef) -> str | None:
     return session if session is None or isinstance(session, str) else session.id
 

@@ -4,28 +4,47 @@ from __future__ import annotations
 
 import asyncio
 import builtins
+import json
 from collections import Counter, defaultdict
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from datetime import timedelta
 from typing import Any
 
+import structlog
+
 from skerry.control.actor import actor
+from skerry.control.identity import mark_in
 from skerry.control.ledger import Ledger
 from skerry.control.store import Store
 from skerry.models import SandboxEvent, State, now
+
+log = structlog.get_logger(__name__)
 
 TRIM_EVERY = 32
 """Trimming costs a statement, so a sandbox may have so many events more than it should."""
 PAGE = 100
 LAST = "destroyed"
+AFTERWARDS = ("snapshot_deleted", "backup_deleted", "workspace_deleted")
+"""What is kept of a sandbox outlives it, so these may come after the last."""
 
 
 class Events:
-    def __init__(self, store: Store, ledger: Ledger, *, limit: int, days: float) -> None:
+    def __init__(
+        self,
+        store: Store,
+        ledger: Ledger,
+        *,
+        limit: int,
+        days: float,
+        on_event: Callable[[], None] | None = None,
+        provider: Callable[[], str] = lambda: "local",
+    ) -> None:
         self._store = store
         self._ledger = ledger
         self._limit = limit
         self._days = days
+        self._on_event = on_event
+        self._provider = provider
         self._untrimmed: Counter[str] = Counter()
         self._followers: defaultdict[str, set[asyncio.Event]] = defaultdict(set)
 
@@ -53,16 +72,27 @@ class Events:
             "to_state": to_state,
             "details": dict(details or {}),
         }
+        said = {"by": event["by"], "took": event["took"], "provider": self._provider()}
+        log.info("sandbox", kind=kind, sandbox=id, message=message, **said)
         self._ledger.post(lambda: self._add(id, kind, message, event))
+
+    async def flush(self) -> None:
+        """Wait until what was recorded so far is in the store."""
+        await self._ledger.flush()
 
     async def list(self, id: str, after: int = 0, limit: int = PAGE) -> builtins.list[SandboxEvent]:
         """Oldest first, with all that was recorded before this was called."""
-        await self._ledger.flush()
-        return await self._store.events(id, after, limit)
+        await self.flush()
+        found = await self._store.events(id, after, limit)
+        if mark := mark_in(id):
+            for event in found:
+                event.message = event.message.replace(mark, "")
+                event.details = json.loads(json.dumps(event.details).replace(mark, ""))
+        return found
 
     async def follow(self, id: str, after: int = 0) -> AsyncGenerator[SandboxEvent, None]:
         """Those after the one with that number, then each as it happens; ends when the sandbox is destroyed."""
-        news = asyncio.Event()
+        news, ended = asyncio.Event(), False
         self._followers[id].add(news)
         try:
             while True:
@@ -71,8 +101,9 @@ class Events:
                 for event in page:
                     yield event
                     after = event.id
+                    ended = event.kind == LAST or (ended and event.kind in AFTERWARDS)
                 if len(page) < PAGE:
-                    if page and page[-1].kind == LAST:
+                    if ended:
                         return
                     await news.wait()
         finally:
@@ -86,6 +117,8 @@ class Events:
 
     async def _add(self, id: str, kind: str, message: str, event: Mapping[str, Any]) -> None:
         await self._store.add_event(id, kind, message, **event)
+        if self._on_event is not None:
+            self._on_event()
         for news in self._followers.get(id, ()):
             news.set()
         self._untrimmed[id] += 1

@@ -217,6 +217,174 @@ def remember_shipments(connection: Connection) -> None:
     connection.exec_driver_sql("ALTER TABLE sandboxes ADD COLUMN shipped JSON")
 
 
+def know_owners(connection: Connection) -> None:
+    """Whose everything is, who may ask, and what was used. What there is already is the local owner's."""
+    statements = (
+        "ALTER TABLE sandboxes ADD COLUMN owner {key} NOT NULL DEFAULT 'local'",
+        "CREATE INDEX ix_sandboxes_owner ON sandboxes (owner)",
+        "ALTER TABLE snapshots ADD COLUMN owner {key} NOT NULL DEFAULT 'local'",
+        "CREATE INDEX ix_snapshots_owner ON snapshots (owner)",
+        """CREATE TABLE owners (
+            name {key} NOT NULL PRIMARY KEY,
+            mark VARCHAR NOT NULL UNIQUE,
+            quotas JSON NOT NULL,
+            created_at {time} NOT NULL
+        )""",
+        """CREATE TABLE keys (
+            id {key} NOT NULL PRIMARY KEY,
+            digest {key} NOT NULL UNIQUE,
+            hint VARCHAR NOT NULL,
+            name TEXT NOT NULL,
+            owner {key} NOT NULL REFERENCES owners (name),
+            scope VARCHAR NOT NULL,
+            sandbox {key},
+            rate {float},
+            created_at {time} NOT NULL,
+            expires_at {time},
+            revoked_at {time},
+            last_used_at {time}
+        )""",
+        "CREATE INDEX ix_keys_owner ON keys (owner)",
+        """CREATE TABLE users (
+            email {key} NOT NULL PRIMARY KEY,
+            owner {key} NOT NULL REFERENCES owners (name),
+            role VARCHAR NOT NULL,
+            password VARCHAR NOT NULL,
+            created_at {time} NOT NULL,
+            signed_in_at {time}
+        )""",
+        """CREATE TABLE sign_ins (
+            digest {key} NOT NULL PRIMARY KEY,
+            email {key} NOT NULL REFERENCES users (email) ON DELETE CASCADE,
+            csrf VARCHAR NOT NULL,
+            created_at {time} NOT NULL,
+            expires_at {time} NOT NULL
+        )""",
+        "CREATE INDEX ix_sign_ins_email ON sign_ins (email)",
+        """CREATE TABLE usage (
+            owner {key} NOT NULL,
+            day DATE NOT NULL,
+            cpu_seconds {float} NOT NULL,
+            memory_byte_seconds {float} NOT NULL,
+            disk_byte_seconds {float} NOT NULL,
+            egress_bytes BIGINT NOT NULL,
+            PRIMARY KEY (owner, day)
+        )""",
+        "CREATE TABLE revisions (name {key} NOT NULL PRIMARY KEY, number BIGINT NOT NULL)",
+    )
+    for statement in statements:
+        connection.exec_driver_sql(statement.format_map(_TYPES[connection.dialect.name]))
+
+
+def account_for_usage(connection: Connection) -> None:
+    connection.exec_driver_sql("ALTER TABLE sandboxes ADD COLUMN usage JSON")
+    connection.exec_driver_sql('ALTER TABLE processes ADD COLUMN "limit" VARCHAR')
+
+
+def record_what_was_asked(connection: Connection) -> None:
+    """The audit log. An entry is never changed, and goes only with all before it, once an anchor says so."""
+    statements = [
+        """CREATE TABLE audit (
+            id {serial},
+            node {key} NOT NULL,
+            seq BIGINT NOT NULL,
+            at {time} NOT NULL,
+            actor VARCHAR NOT NULL,
+            "key" VARCHAR,
+            owner VARCHAR,
+            "user" VARCHAR,
+            client VARCHAR NOT NULL,
+            agent VARCHAR NOT NULL,
+            request_id VARCHAR NOT NULL,
+            operation VARCHAR NOT NULL,
+            method VARCHAR NOT NULL,
+            sandbox_id {key},
+            outcome VARCHAR NOT NULL,
+            status INTEGER,
+            code VARCHAR,
+            took BIGINT,
+            command TEXT,
+            details JSON NOT NULL,
+            previous VARCHAR NOT NULL,
+            hash VARCHAR NOT NULL,
+            UNIQUE (node, seq)
+        )""",
+        "CREATE INDEX ix_audit_sandbox_id_id ON audit (sandbox_id, id)",
+        "CREATE INDEX ix_audit_at ON audit (at)",
+        "CREATE TABLE audit_anchors (node {key} NOT NULL PRIMARY KEY, seq BIGINT NOT NULL, hash VARCHAR NOT NULL)",
+    ]
+    kept = "OLD.seq > COALESCE((SELECT seq FROM audit_anchors WHERE node = OLD.node), 0)"
+    if connection.dialect.name == "sqlite":
+        refuse = "BEGIN SELECT RAISE(ABORT, 'the audit log is append-only'); END"
+        statements += [
+            f"CREATE TRIGGER audit_unchanged BEFORE UPDATE ON audit {refuse}",
+            f"CREATE TRIGGER audit_kept BEFORE DELETE ON audit WHEN {kept} {refuse}",
+        ]
+    else:
+        statements += [
+            """CREATE FUNCTION audit_refuse() RETURNS trigger LANGUAGE plpgsql AS $$
+            BEGIN
+                IF TG_OP = 'UPDATE' OR """
+            + kept
+            + """ THEN
+                    RAISE EXCEPTION 'the audit log is append-only';
+                END IF;
+                RETURN OLD;
+            END $$""",
+            "CREATE TRIGGER audit_kept BEFORE UPDATE OR DELETE ON audit FOR EACH ROW EXECUTE FUNCTION audit_refuse()",
+        ]
+    for statement in statements:
+        connection.exec_driver_sql(statement.format_map(_TYPES[connection.dialect.name]))
+
+
+def remember_webhooks(connection: Connection) -> None:
+    statements = (
+        """CREATE TABLE webhooks (
+            id {key} NOT NULL PRIMARY KEY,
+            owner {key},
+            url TEXT NOT NULL,
+            events JSON NOT NULL,
+            description TEXT NOT NULL,
+            enabled BOOLEAN NOT NULL,
+            secret VARCHAR NOT NULL,
+            previous_secret VARCHAR,
+            previous_secret_until {time},
+            created_at {time} NOT NULL
+        )""",
+        """CREATE TABLE deliveries (
+            number {serial},
+            id {key} NOT NULL UNIQUE,
+            webhook_id {key} NOT NULL REFERENCES webhooks (id) ON DELETE CASCADE,
+            sandbox_id {key},
+            event VARCHAR NOT NULL,
+            body TEXT NOT NULL,
+            state VARCHAR NOT NULL,
+            attempts INTEGER NOT NULL,
+            created_at {time} NOT NULL,
+            queued_at {time} NOT NULL,
+            next_at {time},
+            leased_by VARCHAR,
+            leased_until {time},
+            delivered_at {time},
+            status INTEGER,
+            error TEXT
+        )""",
+        "CREATE INDEX ix_deliveries_waiting ON deliveries (webhook_id, sandbox_id, number) WHERE state = 'pending'",
+        "CREATE INDEX ix_deliveries_webhook_id_number ON deliveries (webhook_id, number)",
+    )
+    for statement in statements:
+        connection.exec_driver_sql(statement.format_map(_TYPES[connection.dialect.name]))
+
+
+def say_what_it_may_reach(connection: Connection) -> None:
+    for column in (
+        "egress JSON",
+        "secrets JSON NOT NULL DEFAULT '{{}}'",
+    ):
+        statement = f"ALTER TABLE sandboxes ADD COLUMN {column}"
+        connection.exec_driver_sql(statement.format_map(_TYPES[connection.dialect.name]))
+
+
 MIGRATIONS: tuple[Migration, ...] = (
     create_everything,
     remember_contexts,
@@ -227,6 +395,11 @@ MIGRATIONS: tuple[Migration, ...] = (
     remember_mounts,
     remember_snapshots,
     remember_shipments,
+    know_owners,
+    account_for_usage,
+    record_what_was_asked,
+    remember_webhooks,
+    say_what_it_may_reach,
 )
 
 

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import structlog
 
-from skerry.control.identity import normalise_id
+from skerry.control.actor import caller
+from skerry.control.identity import LOCAL, normalise_id
 from skerry.control.store import MountRow, Store
 from skerry.errors import (
     BucketUnreachableError,
@@ -27,7 +28,7 @@ from skerry.errors import (
     UnsupportedError,
     error_from_errno,
 )
-from skerry.models import MountBucket, MountInfo, SandboxInfo
+from skerry.models import MountBucket, MountInfo, SandboxInfo, shown_id
 from skerry.providers.contract import Capabilities, Machine
 from skerry.runtime.paths import check_changeable, resolve
 from skerry.settings import Settings
@@ -329,8 +330,14 @@ def check_path(path: str) -> str:
 
 
 def normalised_prefix(prefix: str | None, id: str) -> str:
-    """Without slashes at its ends; nothing for the whole bucket."""
-    text = f"projects/{id}" if prefix is None else prefix.strip().strip("/")
+    """Without slashes at its ends; nothing for the whole bucket.
+
+    All but the local owner have a part of each bucket for themselves, and no prefix leads out of it.
+    """
+    text = f"projects/{shown_id(id)}" if prefix is None else prefix.strip().strip("/")
+    owner = caller.get().owner
+    if owner != LOCAL:
+        text = f"owners/{owner}/{text}".rstrip("/")
     if text:
         from skerry.storage.bucket import check_key
 

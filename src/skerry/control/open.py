@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import logging
+
+from skerry import logs
 from skerry.control.registry import Registry
-from skerry.control.store import Store
+from skerry.control.store import Store, database_url
 from skerry.providers.select import create_provider
+from skerry.redaction import keep
 from skerry.settings import Settings
 
 
-async def open_registry(settings: Settings) -> Registry:
+async def open_registry(settings: Settings, guarded: bool = True) -> Registry:
     """A registry that is ready; raises ``HostUnfitError`` where sandboxes cannot run."""
-    registry = Registry(create_provider(settings), Store(settings.store_url), settings)
+    logs.configure(logging.WARNING)  # unless whoever opens it has decided already
+    keep(*settings.api_keys, settings.service_secret, settings.backup_key, database_url(settings.store_url).password)
+    registry = Registry(create_provider(settings), Store(settings.store_url), settings, guarded=guarded)
     await registry.open()
     return registry

@@ -17,29 +17,44 @@ from typing import Any
 
 import structlog
 
-from skerry.control.actor import SERVER
+from skerry.control.actor import SANDBOX, SERVER
+from skerry.control.egress import Egress, network
 from skerry.control.events import Events
 from skerry.control.ledger import Ledger
+from skerry.control.limits import SandboxLimits, changed
+from skerry.control.meter import Meter
 from skerry.control.metrics import Metrics
 from skerry.control.mounts import Mounts
 from skerry.control.pool import Pool, Warm
 from skerry.control.store import SandboxRow, Store
-from skerry.errors import EnvLockedError, FilesMissingError, SkerryError
-from skerry.models import ProcessInfo, SandboxInfo, State, now
+from skerry.egress.door import Door
+from skerry.egress.policy import Refusal
+from skerry.errors import EnvLockedError, FilesMissingError, LifetimeOverError, SkerryError
+from skerry.models import EgressInfo, Limits, ProcessInfo, Sample, SandboxInfo, SetEgress, State, Usage, now
 from skerry.providers.contract import Machine, Provider, Spec
+from skerry.runtime.faults import Faults, Reached
 from skerry.runtime.interpreter.context import Remembered
 from skerry.runtime.interpreter.pool import Provision
 from skerry.runtime.runtime import Runtime
 
 log = structlog.get_logger(__name__)
 
+REACHED_EVERY = 10.0
+"""Seconds between two events that say the same limit was run into; the metric counts all."""
+
 
 @dataclass(frozen=True, slots=True)
 class Attendants:
     """Those who have something to do when a sandbox goes to sleep or wakes."""
 
+    admit: Callable[[Owner], Awaitable[Callable[[], None]]]
+    """It is about to be started: what is returned is called at that moment, and may refuse."""
+    leaving: Callable[[Owner], Awaitable[None]]
+    """It is about to be stopped, whatever the reason, and still runs."""
     claim: Callable[[Owner], Awaitable[None]]
     """It was shipped, and is about to be started."""
+    copied: Callable[[SandboxRow], Awaitable[None]]
+    """The snapshot that it was made from is about to become its files."""
     woken: Callable[[str, Runtime], Awaitable[None]]
     tired: Callable[[str, Runtime], Awaitable[None]]
     """It is about to hibernate, and still runs."""
@@ -59,10 +74,18 @@ class Owner:
         metrics: Metrics,
         attendants: Attendants,
         mounts: Mounts,
+        limits: SandboxLimits,
+        egress: Egress,
     ) -> None:
         self.row = row
+        self.meter = Meter(row.usage or {})
+        self._limits = limits
+        self._started_with: Limits | None = None
+        self._reached_at: dict[str, float] = {}
         self.gone = False
         """Destroyed, or put away while it slept: whoever still holds this must ask the registry again."""
+        self.filling = False
+        """Its files are being brought back, and nobody else may see it until they are there."""
         self.life = asyncio.Lock()
         self.operations = 0
         self.connections = 0
@@ -77,6 +100,8 @@ class Owner:
         self.mounts = mounts.of(self)
         self._machine: Machine | None = None
         self._runtime: Runtime | None = None
+        self._egress = egress
+        self.door: Door | None = None
         self._frozen_since: float | None = None
         self._idle_since = time.monotonic()
 
@@ -107,13 +132,13 @@ class Owner:
         return self._machine
 
     def info(self) -> SandboxInfo:
-        return describe(self.row, self)
+        return describe(self.row, self._limits, self)
 
     # -- use -----------------------------------------------------------------------------------------------------------
 
     def enter(self) -> Runtime | None:
         """The runtime, if it is awake; counts as activity until ``leave``."""
-        if self._runtime is None or self._frozen_since is not None:
+        if self._runtime is None or self._frozen_since is not None or self.filling:
             return None
         self.operations += 1
         return self._runtime
@@ -148,12 +173,54 @@ class Owner:
             return None
         return max(0.0, self.row.hibernate_after - (time.monotonic() - self._frozen_since))
 
+    # -- limits --------------------------------------------------------------------------------------------------------
+
+    @property
+    def started_with(self) -> Limits | None:
+        """The limits its machine was started with."""
+        return self._started_with
+
+    def expires_in(self) -> float | None:
+        """Seconds until its lifetime is over, negative when it is; None if it has none."""
+        lifetime = self._limits.of(self.row.limits).lifetime
+        return None if lifetime is None else lifetime - (now() - self.row.created_at).total_seconds()
+
+    async def limit(self, change: Limits) -> None:
+        """Other limits from now on; some of them from the next start."""
+        asked = changed(self.row.limits, change)
+        limits = self._limits.of(asked)
+        if self._machine is not None and self._runtime is not None:
+            await self._machine.limit(limits)
+            self._runtime.faults.limits = limits
+        await self.update(limits=asked)
+        self.record("limited", f"Its limits were changed: {_listed(change)}.")
+
+    def sample(self, *, keep: bool = True) -> Sample | None:
+        """What it uses now; None of one that sleeps."""
+        if self._machine is None or self._runtime is None:
+            return None
+        self._runtime.faults.look()
+        found = self.meter.add(self._machine.measure(), keep=keep)
+        if self.meter.unsaved:
+            self._save(usage=self.meter.record())
+        return found
+
+    def _reached(self, reached: Reached, times: int) -> None:
+        self.meter.count(reached.limit, times)
+        self.metrics.limits_reached.labels(reached.limit).inc(times)
+        moment = time.monotonic()
+        if moment - self._reached_at.get(reached.limit, -REACHED_EVERY) >= REACHED_EVERY:
+            self._reached_at[reached.limit] = moment
+            details = {"limit": reached.limit, "times": self.meter.usage().reached[reached.limit]}
+            self.record("limit_reached", reached.message, by=SERVER, details=details)
+
     # -- changes of life, all with ``life`` held -----------------------------------------------------------------------
 
     async def start(self, *, fresh: bool = False) -> None:
         """Awake, whatever it was before. ``fresh``: should its files be missing, over an empty disk."""
         if self._runtime is not None:
             return await self.thaw()
+        self._require_time()
         row, began = self.row, time.perf_counter()
         # Before anything is recorded: the record of a machine that another process runs is that process's to keep.
         await self._provider.require_idle(self.id)
@@ -162,24 +229,29 @@ class Owner:
             row = self.row
         filled = await self._provider.exists(self.id)
         if row.ephemeral and row.made_from is not None and not filled:
+            await self._attendants.copied(row)
             await self._provider.clone(row.made_from, self.id)
             filled = True
-        missing = bool(row.starts or row.made_from or row.forked_from) and not row.ephemeral and not filled
+        missing = self._must_have_files() and not filled
         if missing and not fresh:
             raise self._files_missing()
+        require_room = await self._attendants.admit(self)
+        require_room()
         self.row = replace(row, state=State.STARTING, starts=row.starts + 1)
-        warm = self._pool.take(row.image) if not row.starts and not filled else None
+        self._started_with = limits = self._limits.of(row.limits)
+        warm = self._pool.take(row.image, limits) if not row.starts and not filled else None
         # Beside each other: a server that is killed once a command was answered must find that there was a start.
         recording = asyncio.ensure_future(
             self._store.update_sandbox(self.id, state=State.STARTING, starts=self.row.starts)
         )
         try:
             with self.metrics.timed("start"):
-                await (self._launch() if warm is None else self._adopt(warm))
+                await (self._launch(limits) if warm is None else self._adopt(warm, limits))
                 await recording
         except SkerryError as error:
             await asyncio.gather(recording, return_exceptions=True)
             machine, self._machine, self._runtime = self._machine, None, None
+            await self._shut()
             if machine is not None:
                 await machine.stop()
             await self.mounts.close()
@@ -187,6 +259,8 @@ class Owner:
             raise
         assert self._runtime is not None
         self._runtime.on_command, self._runtime.code.on_run = self.metrics.command, self.metrics.code
+        self._runtime.faults.on_reached = self._reached
+        self.meter.begin()
         self._idle_since = time.monotonic()
         self._save(state=State.ACTIVE, started_at=now(), last_active_at=now())
         took, how = time.perf_counter() - began, f"for the {_ordinal(self.row.starts)} time"
@@ -197,15 +271,39 @@ class Owner:
         else:
             self.record("started", f"Started {how}.", took=took, before=row.state)
 
+    def _require_time(self) -> None:
+        left = self.expires_in()
+        if left is not None and left <= 0:
+            raise LifetimeOverError(
+                f"Sandbox {self.id!r} has lived for the time it was given, {-left:.0f} seconds ago.",
+                hint="Its files are kept: give it a longer `lifetime`, fork it, or destroy it.",
+                details={"sandboxId": self.id},
+            )
+
+    async def require_files(self) -> None:
+        """Its files are where they should be, or it never had any."""
+        if self._must_have_files() and not await self._provider.exists(self.id):
+            raise self._files_missing()
+
+    def _must_have_files(self) -> bool:
+        return bool(self.row.starts or self.row.made_from or self.row.forked_from) and not self.row.ephemeral
+
     def _files_missing(self) -> FilesMissingError:
         error = FilesMissingError(
             f"The files of sandbox {self.id!r} are missing, so it was not started over an empty disk.",
-            hint="Restore a backup into it, start it with `fresh` to accept an empty disk, or destroy it.",
+            hint="Restore a backup into it, roll it back to a snapshot, start it with `fresh` to accept an empty disk, "
+            "or destroy it.",
             details={"sandboxId": self.id},
         )
         if self.row.state != State.FAILED:
             self._fail(error.message)
         return error
+
+    async def lose(self) -> None:
+        """Its files were missing, and could not be brought back: they are missing still."""
+        await self.stop("Its files could not be brought back.")
+        await self._provider.forget(self.id)
+        self._files_missing()
 
     def _fail(self, reason: str, **changes: object) -> None:
         before = self.row.state
@@ -241,45 +339,56 @@ class Owner:
         self._save(state=State.ACTIVE, last_active_at=now())
         self.record("thawed", f"Thawed after {frozen_for:.1f} seconds.", took=took, before=State.FROZEN)
 
-    async def _launch(self) -> None:
+    async def _launch(self, limits: Limits) -> None:
         again = self.row.starts > 1
         past = await self._store.processes(self.id) if again else []
         contexts = await self._store.contexts(self.id) if again else []
-        spec = Spec(id=self.id, image=self.row.image, limits=self.row.limits)
+        spec = Spec(id=self.id, image=self.row.image, limits=limits)
         self._machine = await self._provider.start(spec, partial(self._died, self.row.starts))
+        self.door = await self._egress.door(self._machine)
+        self._egress.assign(self.door, self.row, self._refused, self._rotated, self.meter.carried)
         if again:
             await self.mounts.restore(self._machine)
         self._runtime = self._build(self._machine, past, contexts)
-        if again:
-            await self._attendants.woken(self.id, self._runtime)
+        await self._attendants.woken(self.id, self._runtime)
 
-    async def _adopt(self, warm: Warm) -> None:
+    async def _adopt(self, warm: Warm, limits: Limits) -> None:
         """A machine that was started in advance becomes this one."""
         await self._provider.rename(warm.machine, self.id)
+        if limits != warm.limits:
+            await warm.machine.limit(limits)
+        warm.runtime.faults.limits = limits
         warm.on_death, warm.on_process = partial(self._died, self.row.starts), self._process
-        self._machine = warm.machine
+        self._machine, self.door = warm.machine, warm.door
+        self._egress.assign(self.door, self.row, self._refused, self._rotated, self.meter.carried)
         self._runtime = warm.runtime
         self._runtime.code.records = _Records(self._store, self.id)
-        if self.row.env:
+        if self._egress.variables(self.row) != self._egress.variables():
             await warm.runtime.close()
             self._runtime = self._build(warm.machine)
 
     def _build(
         self, machine: Machine, past: Sequence[ProcessInfo] = (), contexts: Sequence[Remembered] = ()
     ) -> Runtime:
-        return Runtime(
+        return machine.runtime(
             machine.portal,
-            env=self.row.env,
+            env=self._egress.variables(self.row),
             on_process=self._process,
             past=past,
             provision=self._provision,
             contexts=_Records(self._store, self.id),
             past_contexts=contexts,
+            faults=Faults(machine.met, self._started_with, self._provider.full),
         )
 
-    async def stop(self, reason: str, grace: float = 0.0) -> None:
-        """End its processes, which have ``grace`` seconds after a SIGTERM; its files stay, unless it is ephemeral."""
+    async def stop(self, reason: str, grace: float = 0.0, *, asked: bool = False) -> None:
+        """End its processes, which have ``grace`` seconds after a SIGTERM; its files stay, unless it is ephemeral.
+
+        ``asked``: somebody wanted it stopped, rather than asleep.
+        """
         before, began = self.row.state, time.perf_counter()
+        if self._machine is not None:
+            await self._attendants.leaving(self)
         runtime, self._runtime = self._runtime, None
         machine, self._machine = self._machine, None
         frozen, self._frozen_since = self._frozen_since is not None, None
@@ -293,13 +402,19 @@ class Owner:
                 await runtime.take_leave()
             async with self.mounts.leaving(grace):
                 await machine.stop(grace)
+            if runtime is not None:
+                runtime.faults.look()
+            self.meter.add(machine.measure())
         if runtime is not None:
             await runtime.close()
+        await self._shut()
         if machine is not None and self.row.state != State.DESTROYED:
             took = time.perf_counter() - began
             self.metrics.operations.labels("hibernate").observe(took)
-            self._save(state=State.HIBERNATED, last_stop=reason, last_active_at=now())
+            self._save(state=State.HIBERNATED, last_stop=reason, last_active_at=now(), usage=self.meter.record())
             details = {} if runtime is None else runtime.processes.last_words()
+            if asked:
+                details = {**details, "asked": "stop"}
             self.record("hibernated", reason, took=took, before=before, details=details)
             if grace and not self.row.ephemeral:
                 await self._attendants.asleep(self)
@@ -318,7 +433,8 @@ class Owner:
             await self._store.delete_sandbox(self.id)
         self.row = replace(self.row, state=State.DESTROYED)
         self.gone = True
-        self.record("destroyed", "It was destroyed.", took=time.perf_counter() - began, before=before)
+        details = {"usage": self.meter.record()} if self.row.starts else {}
+        self.record("destroyed", "It was destroyed.", took=time.perf_counter() - began, before=before, details=details)
 
     async def set_env(self, env: Mapping[str, str | None]) -> None:
         if self.running:
@@ -334,6 +450,37 @@ class Owner:
         self.row = replace(self.row, **changes)  # type: ignore[arg-type]
         await self._store.update_sandbox(self.id, **changes)
 
+    async def set_egress(self, request: SetEgress) -> None:
+        """From now on, in one that runs as well."""
+        changes = self._egress.changed(self.row, request)
+        if not changes:
+            return
+        await self.update(**changes)
+        self.renew_egress()
+        policy = self._egress.policy_of(self.row)
+        details = {"mode": policy.mode, "allow": len(policy.allow), "secrets": sorted(self.row.secrets)}
+        self.record("egress_changed", f"Its egress is {policy.mode!r} now.", details=details)
+
+    def renew_egress(self) -> None:
+        """Its policy, or the server's, has changed."""
+        if self.door is not None:
+            self._egress.apply(self.door, self.row, self._rotated)
+
+    def egress_info(self) -> EgressInfo:
+        return self._egress.info(self.row, self.meter.usage(), self.door)
+
+    async def _shut(self) -> None:
+        door, self.door = self.door, None
+        if door is not None:
+            await door.close()
+
+    def _refused(self, refusal: Refusal) -> None:
+        details = {"host": refusal.host, "port": refusal.port}
+        self.record("egress_refused", refusal.reason, by=SANDBOX, details=details)
+
+    async def _rotated(self, host: str, refresh_token: str) -> None:
+        await self.update(secrets=self._egress.rotate(self.row, host, refresh_token))
+
     # -- what the machine reports --------------------------------------------------------------------------------------
 
     async def _died(self, start: int, reason: str) -> None:
@@ -342,12 +489,16 @@ class Owner:
                 return  # it was stopped meanwhile, or lives again
             before = self.row.state
             runtime, self._runtime = self._runtime, None
-            self._machine = self._frozen_since = None
+            machine, self._machine, self._frozen_since = self._machine, None, None
+            runtime.faults.look()
+            if machine is not None:
+                self.meter.add(machine.measure())
             await self.mounts.close()
+            await self._shut()
             with contextlib.suppress(SkerryError):
                 await runtime.close()
             said = f"It ended unexpectedly: {reason}."
-            self._save(state=State.HIBERNATED, last_stop=said, last_active_at=now())
+            self._save(state=State.HIBERNATED, last_stop=said, last_active_at=now(), usage=self.meter.record())
             self.record("died", said, by=SERVER, before=before)
             log.warning("sandbox ended unexpectedly", sandbox=self.id, reason=reason)
 
@@ -395,14 +546,16 @@ class _Records:
         await self._store.delete_context(self._sandbox, id)
 
 
-def describe(row: SandboxRow, owner: Owner | None = None) -> SandboxInfo:
+def describe(row: SandboxRow, limits: SandboxLimits, owner: Owner | None = None) -> SandboxInfo:
+    started_with = None if owner is None or not owner.running else owner.started_with
     info = SandboxInfo(
         id=row.id,
+        owner=row.owner,
         state=row.state,
         image=row.image,
         env=row.env,
         labels=row.labels,
-        limits={**row.limits, "enforced": []} if row.limits else {},
+        limits=limits.info(row.limits, started_with),
         sleep_after=row.sleep_after,
         keep_alive=row.keep_alive,
         on_idle=row.on_idle,
@@ -416,6 +569,10 @@ def describe(row: SandboxRow, owner: Owner | None = None) -> SandboxInfo:
         made_from=row.made_from,
         forked_from=row.forked_from,
         base=row.base,
+        egress=None if row.egress is None else row.egress["mode"],
+        network=network(Usage.model_validate(row.usage or {}), None)
+        if owner is None
+        else network(owner.meter.usage(), owner.door),
     )
     if owner is not None and owner.runtime is not None:
         info.active_operations = owner.operations
@@ -428,6 +585,11 @@ def describe(row: SandboxRow, owner: Owner | None = None) -> SandboxInfo:
 
 def _from_now(seconds: float | None) -> tuple[float | None, datetime | None]:
     return (None, None) if seconds is None else (round(seconds, 3), now() + timedelta(seconds=seconds))
+
+
+def _listed(change: Limits) -> str:
+    given = change.model_dump(by_alias=True, include=change.model_fields_set)
+    return ", ".join(f"{name} {'none' if value is None else value}" for name, value in given.items())
 
 
 def _ordinal(number: int) -> str:

@@ -10,9 +10,13 @@ from dataclasses import dataclass
 
 import structlog
 
+from skerry.control.egress import Egress
+from skerry.control.limits import AT_START
+from skerry.egress.door import Door
 from skerry.errors import SkerryError
-from skerry.models import ProcessInfo
+from skerry.models import Limits, ProcessInfo
 from skerry.providers.contract import Machine, Provider, Spec
+from skerry.runtime.faults import Faults
 from skerry.runtime.interpreter.pool import Provision
 from skerry.runtime.runtime import Runtime
 
@@ -36,6 +40,8 @@ class Warm:
     id: str
     machine: Machine
     runtime: Runtime
+    limits: Limits
+    door: Door | None
     on_death: Callable[[str], Awaitable[None]] = _nobody
     on_process: Callable[[ProcessInfo], Awaitable[None]] = _nobody
 
@@ -43,8 +49,11 @@ class Warm:
 class Pool:
     """Keeps ``size`` machines of the host image ready, and refills itself in the background."""
 
-    def __init__(self, provider: Provider, size: int, provision: Provision) -> None:
+    def __init__(self, provider: Provider, size: int, provision: Provision, limits: Limits, egress: Egress) -> None:
+        """``limits`` are those of a sandbox that asks for none."""
         self._provider = provider
+        self._limits = limits
+        self._egress = egress
         self._provision = provision
         self._size = size
         self._ready: list[Warm] = []
@@ -60,8 +69,9 @@ class Pool:
     def ready(self) -> int:
         return len(self._ready)
 
-    def take(self, image: str) -> Warm | None:
-        if image != IMAGE or not self._ready:
+    def take(self, image: str, limits: Limits) -> Warm | None:
+        fits = all(getattr(limits, name) == getattr(self._limits, name) for name in AT_START)
+        if image != IMAGE or not self._ready or not fits:
             return None
         self._wanted.set()
         return self._ready.pop(0)
@@ -85,6 +95,8 @@ class Pool:
         async def died(reason: str) -> None:
             if warm is not None and warm in self._ready:
                 self._ready.remove(warm)
+                if warm.door is not None:
+                    await warm.door.close()
                 await self._provider.forget(id)
                 self._wanted.set()
             elif warm is not None:
@@ -94,8 +106,13 @@ class Pool:
             if warm is not None:
                 await warm.on_process(info)
 
-        machine = await self._provider.start(Spec(id=id, image=IMAGE), died)
-        warm = Warm(id, machine, Runtime(machine.portal, env={}, on_process=process, provision=self._provision))
+        machine = await self._provider.start(Spec(id=id, image=IMAGE, limits=self._limits), died)
+        door = await self._egress.door(machine)
+        faults = Faults(machine.met, self._limits, self._provider.full)
+        runtime = machine.runtime(
+            machine.portal, env=self._egress.variables(), on_process=process, provision=self._provision, faults=faults
+        )
+        warm = Warm(id, machine, runtime, self._limits, door)
         await warm.runtime.sessions.warm()
         return warm
 
@@ -105,6 +122,8 @@ class Pool:
             await asyncio.gather(self._worker, return_exceptions=True)
         for warm in self._ready:
             await warm.runtime.close()
+            if warm.door is not None:
+                await warm.door.close()
             with contextlib.suppress(SkerryError):
                 await warm.machine.stop()
             await self._provider.forget(warm.id)

@@ -49,8 +49,11 @@ class Reaper:
         while True:
             await asyncio.sleep(REAP_EVERY)
             for owner in list(self._owners()):
+                if owner.running and owner.meter.due:
+                    owner.sample()
+                    await asyncio.sleep(0)  # it takes a fraction of a millisecond, and there may be hundreds
                 # Beside each other: one whose processes take their time to end holds up no other.
-                if not owner.life.locked() and (stage_due(owner) or not owner.running):
+                if not owner.life.locked() and (stage_due(owner) or expired(owner) or not owner.running):
                     self._own(self._consider(owner))
             if time.monotonic() > next_hour:
                 next_hour += HOUR
@@ -60,7 +63,10 @@ class Reaper:
         actor.set(IDLE_TIMER)
         async with owner.life:
             stage = stage_due(owner)
-            if owner.frozen and stage:
+            if expired(owner):
+                await owner.stop("It has lived for the time it was given.", self._grace)
+                owner.record("expired", "It has lived for the time it was given, and cannot be started again.")
+            elif owner.frozen and stage:
                 await owner.stop(f"It was frozen for {owner.row.hibernate_after:g} seconds.", self._grace)
             elif stage:
                 await self._put_to_sleep(owner, stage, f"Nobody used it for {owner.row.sleep_after:g} seconds.")
@@ -80,6 +86,12 @@ class Reaper:
         task = asyncio.get_running_loop().create_task(_reported(work))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+
+def expired(owner: Owner) -> bool:
+    """Whether it runs although its lifetime is over."""
+    left = owner.expires_in() if owner.running else None
+    return left is not None and left <= 0
 
 
 def stage_due(owner: Owner) -> Stage | None:

@@ -10,42 +10,67 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 import structlog
 
-from skerry.control.actor import SERVER
+from skerry.control.actor import SERVER, caller, own_id
+from skerry.control.allowances import Allowances
+from skerry.control.audit import Audit
 from skerry.control.backups import SandboxBackups
 from skerry.control.bootstrap import Bootstraps
+from skerry.control.egress import Egress
 from skerry.control.events import Events
 from skerry.control.exposures import Exposures
-from skerry.control.identity import normalise_id, parse_duration
+from skerry.control.identity import mark_in, normalise_id, parse_duration
+from skerry.control.inquiry import made
 from skerry.control.ledger import Ledger
+from skerry.control.limits import SandboxLimits
+from skerry.control.meter import Meter
 from skerry.control.metrics import Metrics
 from skerry.control.mounts import Mounts
 from skerry.control.owner import Attendants, Owner, describe
 from skerry.control.pool import Pool
 from skerry.control.presence import Presence
 from skerry.control.reaper import Reaper
+from skerry.control.reception import Reception
 from skerry.control.shipments import Shipments
-from skerry.control.snapshots import Snapshots
+from skerry.control.snapshots import Origin, Snapshots
 from skerry.control.store import SandboxRow, Store
+from skerry.control.usage import Collector
+from skerry.control.webhooks import Webhooks
 from skerry.control.workspaces import Workspaces
-from skerry.errors import ConflictError, ImageInUseError, SandboxBusyError, SandboxExistsError, SandboxNotFoundError
+from skerry.egress.resolver import Resolver
+from skerry.errors import (
+    ConflictError,
+    FilesMissingError,
+    ImageInUseError,
+    SandboxBusyError,
+    SandboxExistsError,
+    SandboxNotFoundError,
+)
+from skerry.limits import host_memory
 from skerry.models import (
     CreateSandbox,
+    EgressInfo,
     ImageInfo,
+    KeyScope,
     SandboxEvent,
     SandboxInfo,
     SandboxList,
+    SandboxMetrics,
+    SetEgress,
     SetEnv,
     SleepSandbox,
     StartSandbox,
     State,
     UpdateSandbox,
+    Usage,
     WakeSandbox,
     now,
+    shown_id,
 )
 from skerry.providers.contract import Provider
 from skerry.runtime.environment import check_env
@@ -76,18 +101,41 @@ class _Search:
 
 
 class Registry:
-    def __init__(self, provider: Provider, store: Store, settings: Settings) -> None:
+    def __init__(
+        self,
+        provider: Provider,
+        store: Store,
+        settings: Settings,
+        *,
+        guarded: bool = True,
+        resolver: Resolver | None = None,
+    ) -> None:
+        """``guarded``: whether others than the program itself can ask, so that there may be keys and quotas."""
         self.provider = provider
         self.settings = settings
         self._store = store
         self._ledger = Ledger()
         self._provision = _provision(settings)
-        self._pool = Pool(provider, settings.warm_pool, self._provision)
+        self._limits = SandboxLimits(settings.limits, host_memory(), provider.capabilities)
         self._owners: dict[str, Owner] = {}
         self._finding: dict[str, _Search] = {}
         self._node = ""
         self.metrics = Metrics()
-        self.history = Events(store, self._ledger, limit=settings.event_limit, days=settings.event_days)
+        self.allowances = Allowances(store.accounts, settings, self._owners.values)
+        self.reception = Reception(settings, store.accounts if guarded else None, self.allowances, self._on_closed)
+        self.audit = Audit(store.audit, self.metrics, settings, lambda: self._node)
+        self.webhooks = Webhooks(store.webhooks, self.metrics, settings, self._closed)
+        self._egress = Egress(settings, self.metrics, self._closed, resolver, lambda: provider.capabilities().egress)
+        self._pool = Pool(provider, settings.warm_pool, self._provision, self._limits.of({}), self._egress)
+        told = self.webhooks.courier.nudge
+        self.history = Events(
+            store,
+            self._ledger,
+            limit=settings.event_limit,
+            days=settings.event_days,
+            on_event=told,
+            provider=lambda: provider.capabilities().name,
+        )
         self.exposures = Exposures(store, self.history, settings.home, get=self.get, make=self._make)
         self.backups = SandboxBackups(settings, provider, self.history, self.metrics, self.get)
         self.workspaces = Workspaces(settings, store, self.history, self.metrics, self.get)
@@ -96,17 +144,39 @@ class Registry:
         )
         self.bootstraps = Bootstraps(self.mounts, self.history)
         self.snapshots = Snapshots(
-            provider, store, node=lambda: self._node, change=self._change, place=self._place, loaded=self._owners.values
+            provider,
+            store,
+            self.history,
+            self.metrics,
+            self.backups.restores,
+            node=lambda: self._node,
+            change=self._change,
+            place=self._place,
+            loaded=self._owners.values,
         )
         self.shipments = Shipments(provider, self.backups, self.history, lambda: self._node, settings.ship_to)
+        self.collector = Collector(store, settings, self.allowances, self._owners.values, lambda: self._node)
+        self.accounts = store.accounts
+        self._guarded = guarded
         self._attendants = Attendants(
+            admit=self.allowances.admit,
+            leaving=self.collector.leaving,
             claim=self.shipments.claim,
+            copied=self.snapshots.copied,
             woken=self.backups.settle,
             tired=self.workspaces.before_sleep,
             asleep=self.shipments.asleep,
         )
-        self._reaper = Reaper(self._owners.values, self._dismiss, self.history.expire, settings.stop_grace)
+        self._reaper = Reaper(self._owners.values, self._dismiss, self._expire, settings.stop_grace)
         self._rousing: dict[str, asyncio.Task[None]] = {}
+
+    def _closed(self) -> bool:
+        return self.reception.closed
+
+    def _on_closed(self) -> None:
+        """Others may come from now on: what sandboxes may reach for want of a policy of their own is less."""
+        for owner in self._owners.values():
+            owner.renew_egress()
 
     # -- opening and closing -------------------------------------------------------------------------------------------
 
@@ -114,29 +184,47 @@ class Registry:
         await self.provider.open()
         try:
             await self._store.open()
+            self._egress.open(self.settings.home)
             self._node = _node(self.settings.home)
             await self._settle()
-            await self.history.expire()
+            await self._expire()
             await self.workspaces.open()
+            if self._guarded:
+                await self.reception.open()
         except BaseException:
             await self._store.close()
             await self.provider.close()
             raise
         self._ledger.open()
+        self.audit.open()
+        self.webhooks.courier.open()
         self._pool.open()
         self.backups.open()
         self._reaper.open()
+        if self._guarded:
+            self.collector.open()
 
     async def close(self) -> None:
         """Put every machine to sleep and leave nothing running."""
         await self._reaper.close()
+        await self.collector.close()
+        await self.reception.close()
         await asyncio.gather(*self._rousing.values(), return_exceptions=True)
         await self.backups.close()
         await self._pool.close()
         await asyncio.gather(*(self._put_to_sleep(owner) for owner in list(self._owners.values())))
         await self._ledger.close()
+        await self.webhooks.courier.close()
+        await self.audit.close()
         await self.provider.close()
         await self._store.close()
+        self._egress.close()
+
+    async def _expire(self) -> None:
+        """Forget what is too old."""
+        await self.history.expire()
+        await self.audit.expire()
+        await self.webhooks.expire()
 
     async def _put_to_sleep(self, owner: Owner) -> None:
         async with owner.life:
@@ -146,6 +234,9 @@ class Registry:
     async def _settle(self) -> None:
         """Put right what a server that ended without saying so has left behind, and say so."""
         rows = await self._store.all_sandboxes(self._node)
+        for id, _ in self.backups.refills.left():
+            await self.provider.forget(id)
+            self.backups.refills.settled(id)
         for row in rows:
             if row.state not in UNSETTLED or not await self._idle(row.id):
                 continue
@@ -163,6 +254,8 @@ class Registry:
                 await self._store.end_processes(row.id, reason)
                 states = {"from_state": row.state, "to_state": State.HIBERNATED}
                 await self._store.add_event(row.id, "died", reason, by=SERVER, **states)
+        if self.provider.alone:
+            self.backups.restores.forget_all_but({row.id for row in rows})
         for what in await self.provider.sweep({row.id for row in rows}, await self.snapshots.settle()):
             log.info("swept", what=what)
 
@@ -176,7 +269,7 @@ class Registry:
     # -- sandboxes -----------------------------------------------------------------------------------------------------
 
     async def create(self, request: CreateSandbox) -> SandboxInfo:
-        id = normalise_id(request.id) if request.id else f"sandbox-{int(time.time())}-{secrets.token_hex(4)}"
+        id = own_id(request.id or f"sandbox-{int(time.time())}-{secrets.token_hex(4)}")
         check_env(request.env)
         if request.snapshot is not None:
             return await self.snapshots.create_sandbox(self._row(id, request), request)
@@ -197,7 +290,7 @@ class Registry:
         row = await self._store.get_sandbox(id)
         if row is None:
             raise SandboxNotFoundError(f"There is no sandbox {id!r}.", hint="The first command in it makes it.")
-        return describe(row)
+        return describe(row, self._limits)
 
     async def list(
         self,
@@ -208,16 +301,27 @@ class Registry:
         prefix: str | None = None,
         limit: int = 50,
         cursor: str | None = None,
+        everyone: bool = False,
     ) -> SandboxList:
+        """Those of whoever asks, or, with ``everyone``, of all owners."""
         await self._ledger.flush()
+        who = caller.get()
         rows = await self._store.list_sandboxes(
-            state=state, image=image, labels=labels or {}, prefix=prefix, limit=limit + 1, after=cursor
+            state=state,
+            image=image,
+            labels=labels or {},
+            prefix=prefix,
+            limit=limit + 1,
+            after=cursor if cursor is None or everyone else cursor + who.mark,
+            owner=None if everyone else who.owner,
+            only=who.sandbox,
         )
         more = len(rows) > limit
         rows = rows[:limit]
+        last = rows[-1].id if more else None
         return SandboxList(
-            sandboxes=[describe(row, self._owners.get(row.id)) for row in rows],
-            next_cursor=rows[-1].id if more else None,
+            sandboxes=[describe(row, self._limits, self._owners.get(row.id)) for row in rows],
+            next_cursor=last if last is None or everyone else shown_id(last),
         )
 
     async def update(self, id: str, request: UpdateSandbox) -> SandboxInfo:
@@ -230,20 +334,73 @@ class Registry:
         for name in ("keep_alive", "on_idle"):
             if getattr(request, name) is not None:
                 changes[name] = getattr(request, name)
-        if not changes:
+        limits = request.limits if request.limits is not None and request.limits.model_fields_set else None
+        if not changes and limits is None:
             return await self.get(id)
-        return await self._change(id, lambda owner: owner.update(**changes))
+
+        async def change(owner: Owner) -> None:
+            if limits is not None:
+                await owner.limit(limits)
+            if changes:
+                await owner.update(**changes)
+                owner.record("updated", f"Changed: {', '.join(sorted(changes))}.", details={"changed": sorted(changes)})
+
+        return await self._change(id, change)
+
+    async def usage(self, id: str) -> Usage:
+        """What a sandbox has used in all its life. Wakes nothing."""
+        return (await self.measure(id)).usage
+
+    async def measure(self, id: str, since: datetime | None = None) -> SandboxMetrics:
+        """What a sandbox uses now and has used, and its samples after ``since``. Wakes nothing, counts as no use."""
+        info = await self.get(id)
+        owner = self._owners.get(info.id)
+        if owner is None:
+            row = await self._store.get_sandbox(info.id)
+            meter = Meter({} if row is None or row.usage is None else row.usage)
+        else:
+            meter = owner.meter
+        return SandboxMetrics(
+            sandbox_id=info.id,
+            state=info.state,
+            now=None if owner is None else owner.sample(keep=False),
+            limits=info.limits,
+            usage=meter.usage(),
+            history=meter.history(since),
+        )
 
     async def set_env(self, id: str, request: SetEnv) -> SandboxInfo:
         check_env(request.env)
-        return await self._change(id, lambda owner: owner.set_env(request.env), make=True)
+
+        async def change(owner: Owner) -> None:
+            await owner.set_env(request.env)
+            names = sorted(request.env)  # never what they hold
+            owner.record("updated", f"Environment changed: {', '.join(names)}.", details={"env": names})
+
+        return await self._change(id, change, make=True)
+
+    async def egress(self, id: str) -> EgressInfo:
+        id = normalise_id(id)
+        owner = self._owners.get(id)
+        if owner is not None:
+            return owner.egress_info()
+        row = await self._store.get_sandbox(id)
+        if row is None:
+            raise SandboxNotFoundError(f"There is no sandbox {id!r}.", hint="The first command in it makes it.")
+        return self._egress.info(row, Usage.model_validate(row.usage or {}), None)
+
+    async def set_egress(self, id: str, request: SetEgress) -> EgressInfo:
+        await self._change(id, lambda owner: owner.set_egress(request), make=True)
+        return await self.egress(id)
 
     async def start(self, id: str, request: StartSandbox | None = None) -> SandboxInfo:
         fresh = request is not None and request.fresh
         return await self._change(id, lambda owner: owner.start(fresh=fresh), make=True)
 
     async def stop(self, id: str) -> SandboxInfo:
-        return await self._change(id, lambda owner: owner.stop("It was stopped on request.", self.settings.stop_grace))
+        return await self._change(
+            id, lambda owner: owner.stop("It was stopped on request.", self.settings.stop_grace, asked=True)
+        )
 
     async def sleep(self, id: str, request: SleepSandbox) -> SandboxInfo:
         """Put it to sleep now. One that sleeps as deep, or deeper, stays as it is."""
@@ -308,7 +465,7 @@ class Registry:
             await self.shipments.forget(row)
         self._owners.pop(normalise_id(id), None)
         self.exposures.forget(normalise_id(id))
-        self.backups.forget(normalise_id(id))
+        self.backups.restores.forget(normalise_id(id))
 
     async def events(self, id: str, after: int = 0, limit: int = 100) -> builtins.list[SandboxEvent]:
         id = normalise_id(id)
@@ -329,9 +486,16 @@ class Registry:
         await self._ledger.flush()
         return self.metrics.text(await self._store.count_by_state(self._node))
 
+    def population(self) -> tuple[int, int]:
+        """How many machines wait for a sandbox, and how many run for one."""
+        return self._pool.ready, sum(owner.runtime is not None for owner in self._owners.values())
+
     async def images(self) -> builtins.list[ImageInfo]:
         found = await self.provider.images()
-        return [image.model_copy(update={"sandboxes": await self._store.count_by_image(image.name)}) for image in found]
+        who = caller.get()
+        whose = None if who.scope is KeyScope.ADMIN else who.owner
+        counts = [await self._store.count_by_image(image.name, whose) for image in found]
+        return [image.model_copy(update={"sandboxes": count}) for image, count in zip(found, counts, strict=True)]
 
     async def remove_image(self, name: str) -> None:
         await self.provider.require_image(name)
@@ -368,6 +532,38 @@ class Registry:
             yield runtime
         finally:
             owner.leave()
+
+    @asynccontextmanager
+    async def refill(self, id: str) -> AsyncIterator[Runtime]:
+        """As ``use``, to restore a backup: one whose files are missing takes it, and nothing else until it is there."""
+        async with contextlib.AsyncExitStack() as stack:
+            try:
+                runtime = await stack.enter_async_context(self.use(id))
+            except FilesMissingError:
+                runtime = await stack.enter_async_context(self._refill(await self._find(normalise_id(id), make=False)))
+            yield runtime
+
+    @asynccontextmanager
+    async def _refill(self, owner: Owner) -> AsyncIterator[Runtime]:
+        async with owner.life:
+            if owner.gone or owner.running:
+                raise ConflictError(f"Sandbox {owner.id!r} has changed meanwhile.", hint="Try again.")
+            owner.filling = True
+            try:
+                with self.backups.refills.begun(owner.id, {}):
+                    await _wholly(owner.start(fresh=True))
+                    runtime = owner.runtime
+                    assert runtime is not None
+                    owner.operations += 1
+                    try:
+                        yield runtime
+                    finally:
+                        owner.leave()
+                        if not self.backups.filled(runtime):
+                            await _wholly(owner.lose())
+            finally:
+                self.backups.refills.settled(owner.id)
+                owner.filling = False
 
     def peek(self, id: str) -> Runtime | None:
         """The runtime of a sandbox that is awake. Wakes nothing, makes nothing, and counts as no use."""
@@ -430,11 +626,14 @@ class Registry:
             owner = self._owners.get(id)
             if owner is not None:
                 return owner
-            if make:
+            make = make and caller.get().may_make
+            if make and not self.allowances.on:
                 # Tried first, because it is the new ones that are in a hurry.
                 with contextlib.suppress(SandboxExistsError):
                     return await self._insert(id, CreateSandbox(id=id))
             row = await self._store.get_sandbox(id)
+            if row is None and make and self.allowances.on:
+                return await self._insert(id, CreateSandbox(id=id))
             if row is None:
                 raise SandboxNotFoundError(f"There is no sandbox {id!r}.", hint="The first command in it makes it.")
             if row.node != self._node:
@@ -450,40 +649,58 @@ class Registry:
         if id not in self._owners:
             await self._find(id, make=True)
 
-    async def _place(self, rows: Sequence[SandboxRow], snapshot: str) -> builtins.list[SandboxInfo]:
+    async def _place(self, rows: Sequence[SandboxRow], origin: Origin) -> builtins.list[SandboxInfo]:
         """New sandboxes with the files of a snapshot: all of them, or none and an error."""
-        return await _wholly(self._place_all(rows, snapshot))
+        return await _wholly(self._place_all(rows, origin))
 
-    async def _place_all(self, rows: Sequence[SandboxRow], snapshot: str) -> builtins.list[SandboxInfo]:
+    async def _place_all(self, rows: Sequence[SandboxRow], origin: Origin) -> builtins.list[SandboxInfo]:
+        began = time.perf_counter()
         async with contextlib.AsyncExitStack() as locks:
             for id in sorted({row.id for row in rows}):
                 await locks.enter_async_context(self._lock(id))
                 if id in self._owners or await self._store.get_sandbox(id) is not None:
                     raise SandboxExistsError(f"Sandbox {id!r} already exists.", hint="Choose another id.")
+            most = await locks.enter_async_context(self.allowances.creating(rows))
             # Recorded when all are there: until then they have no owner, and a server that starts sweeps them.
-            made = await asyncio.gather(
-                *(self.provider.clone(snapshot, row.id) for row in rows), return_exceptions=True
+            cloned = await asyncio.gather(
+                *(self.provider.clone(origin.snapshot, row.id) for row in rows), return_exceptions=True
             )
             try:
-                for failure in made:
+                for failure in cloned:
                     if failure is not None:
                         raise failure
-                await self._store.insert_sandboxes(rows)
+                for row in rows:
+                    self.backups.restores.inherit(row.id, origin.restores)
+                await self._store.insert_sandboxes(rows, most)
             except BaseException:
-                for row, failure in zip(rows, made, strict=True):
+                for row, failure in zip(rows, cloned, strict=True):
                     if failure is None:
                         await self.provider.forget(row.id)
+                        self.backups.restores.forget(row.id)
                 raise
+            took = time.perf_counter() - began
+            for row in rows:
+                made(row.id)
+                self.metrics.created.inc()
+                self.history.record(row.id, "created", origin.said, took=took, to_state=State.CREATED)
             return [self._adopt(row).info() for row in rows]
 
     async def _insert(self, id: str, request: CreateSandbox) -> Owner:
         row = self._row(id, request)
-        await self._store.insert_sandbox(row)
+        async with self.allowances.creating([row]) as most:
+            await self._store.insert_sandbox(row, most)
         self.metrics.created.inc()
+        made(id)
         self.history.record(id, "created", f"Created from image {request.image!r}.", to_state=State.CREATED)
         return self._adopt(row)
 
     def _row(self, id: str, request: CreateSandbox) -> SandboxRow:
+        who = caller.get()
+        if mark_in(id) != who.mark:
+            raise SandboxNotFoundError(
+                f"There is no sandbox {shown_id(id)!r}.", hint="The first command in it makes it."
+            )
+        egress, secrets = self._egress.kept(request)
         explicit = "sleep_after" in request.model_fields_set and request.sleep_after is not None
         return SandboxRow(
             id=id,
@@ -492,7 +709,7 @@ class Registry:
             image=request.image,
             env=request.env,
             labels=request.labels,
-            limits=request.limits.model_dump(exclude_none=True, by_alias=True),
+            limits=request.limits.resolved(),
             sleep_after=parse_duration(request.sleep_after) if explicit else self.settings.sleep_after,
             keep_alive=request.keep_alive,
             on_idle=request.on_idle,
@@ -503,6 +720,9 @@ class Registry:
             last_active_at=None,
             starts=0,
             last_stop=None,
+            owner=who.owner,
+            egress=egress,
+            secrets=secrets,
         )
 
     def _adopt(self, row: SandboxRow) -> Owner:
@@ -517,6 +737,8 @@ class Registry:
             self.metrics,
             self._attendants,
             self.mounts,
+            self._limits,
+            self._egress,
         )
         self._owners[row.id] = owner
         return owner

@@ -10,6 +10,7 @@ from sqlalchemy import (
     BigInteger,
     Boolean,
     Column,
+    Date,
     DateTime,
     Dialect,
     Enum,
@@ -24,7 +25,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects.postgresql import JSONB
 
-from skerry.models import ProcessStatus, State
+from skerry.models import KeyScope, ProcessStatus, State
 
 
 class SnapshotState(StrEnum):
@@ -85,6 +86,10 @@ sandboxes = Table(
     Column("forked_from", String),
     Column("base", String),
     Column("shipped", JSON(none_as_null=True)),
+    Column("owner", String, nullable=False, index=True),
+    Column("usage", JSON(none_as_null=True)),
+    Column("egress", JSON(none_as_null=True)),
+    Column("secrets", JSON, nullable=False),
 )
 
 snapshots = Table(
@@ -100,6 +105,7 @@ snapshots = Table(
     Column("labels", JSON, nullable=False),
     Column("settings", JSON, nullable=False),
     Column("created_at", UtcDateTime, nullable=False),
+    Column("owner", String, nullable=False, index=True),
 )
 
 # No foreign key: what happened to a sandbox can be read for a while after it was destroyed.
@@ -132,6 +138,7 @@ processes = Table(
     Column("exit_code", Integer),
     Column("session_id", String),
     Column("error", Text),
+    Column("limit", String),
 )
 
 contexts = Table(
@@ -181,6 +188,146 @@ mounts = Table(
     Column("prefix", Text, nullable=False),
     Column("read_only", Boolean, nullable=False),
     Column("mounted_at", UtcDateTime, nullable=False),
+)
+
+owners = Table(
+    "owners",
+    metadata,
+    Column("name", String, primary_key=True),
+    Column("mark", String, nullable=False, unique=True),
+    Column("quotas", JSON, nullable=False),
+    Column("created_at", UtcDateTime, nullable=False),
+)
+
+keys = Table(
+    "keys",
+    metadata,
+    Column("id", String, primary_key=True),
+    Column("digest", String, nullable=False, unique=True),
+    Column("hint", String, nullable=False),
+    Column("name", Text, nullable=False),
+    Column("owner", ForeignKey("owners.name"), nullable=False, index=True),
+    Column("scope", _words(KeyScope), nullable=False),
+    Column("sandbox", String),
+    Column("rate", Float),
+    Column("created_at", UtcDateTime, nullable=False),
+    Column("expires_at", UtcDateTime),
+    Column("revoked_at", UtcDateTime),
+    Column("last_used_at", UtcDateTime),
+)
+
+users = Table(
+    "users",
+    metadata,
+    Column("email", String, primary_key=True),
+    Column("owner", ForeignKey("owners.name"), nullable=False),
+    Column("role", String, nullable=False),
+    Column("password", String, nullable=False),
+    Column("created_at", UtcDateTime, nullable=False),
+    Column("signed_in_at", UtcDateTime),
+)
+
+sign_ins = Table(
+    "sign_ins",
+    metadata,
+    Column("digest", String, primary_key=True),
+    Column("email", ForeignKey("users.email", ondelete="CASCADE"), nullable=False, index=True),
+    Column("csrf", String, nullable=False),
+    Column("created_at", UtcDateTime, nullable=False),
+    Column("expires_at", UtcDateTime, nullable=False),
+)
+
+# No foreign key: what was used stays on record when its owner is gone.
+usage = Table(
+    "usage",
+    metadata,
+    Column("owner", String, primary_key=True),
+    Column("day", Date, primary_key=True),
+    Column("cpu_seconds", Float, nullable=False),
+    Column("memory_byte_seconds", Float, nullable=False),
+    Column("disk_byte_seconds", Float, nullable=False),
+    Column("egress_bytes", BigInteger, nullable=False),
+)
+
+# How often credentials or quotas have changed: by this other servers on the store know that they must ask anew.
+revisions = Table(
+    "revisions",
+    metadata,
+    Column("name", String, primary_key=True),
+    Column("number", BigInteger, nullable=False),
+)
+
+# Append-only, which the database itself sees to: see ``record_what_was_asked`` in ``migrations.py``.
+audit = Table(
+    "audit",
+    metadata,
+    Column("id", BigInteger().with_variant(Integer(), "sqlite"), primary_key=True),
+    Column("node", String, nullable=False),
+    Column("seq", BigInteger, nullable=False),
+    Column("at", UtcDateTime, nullable=False),
+    Column("actor", String, nullable=False),
+    Column("key", String),
+    Column("owner", String),
+    Column("user", String),
+    Column("client", String, nullable=False),
+    Column("agent", String, nullable=False),
+    Column("request_id", String, nullable=False),
+    Column("operation", String, nullable=False),
+    Column("method", String, nullable=False),
+    Column("sandbox_id", String),
+    Column("outcome", String, nullable=False),
+    Column("status", Integer),
+    Column("code", String),
+    Column("took", BigInteger),
+    Column("command", Text),
+    Column("details", JSON, nullable=False),
+    Column("previous", String, nullable=False),
+    Column("hash", String, nullable=False),
+)
+
+# The last entry of each chain that was removed because of its age.
+audit_anchors = Table(
+    "audit_anchors",
+    metadata,
+    Column("node", String, primary_key=True),
+    Column("seq", BigInteger, nullable=False),
+    Column("hash", String, nullable=False),
+)
+
+webhooks = Table(
+    "webhooks",
+    metadata,
+    Column("id", String, primary_key=True),
+    Column("owner", String),
+    Column("url", Text, nullable=False),
+    Column("events", JSON, nullable=False),
+    Column("description", Text, nullable=False),
+    Column("enabled", Boolean, nullable=False),
+    Column("secret", String, nullable=False),
+    Column("previous_secret", String),
+    Column("previous_secret_until", UtcDateTime),
+    Column("created_at", UtcDateTime, nullable=False),
+)
+
+deliveries = Table(
+    "deliveries",
+    metadata,
+    Column("number", BigInteger().with_variant(Integer(), "sqlite"), primary_key=True),
+    Column("id", String, nullable=False, unique=True),
+    Column("webhook_id", ForeignKey("webhooks.id", ondelete="CASCADE"), nullable=False),
+    Column("sandbox_id", String),
+    Column("event", String, nullable=False),
+    Column("body", Text, nullable=False),
+    Column("state", String, nullable=False),
+    Column("attempts", Integer, nullable=False),
+    Column("created_at", UtcDateTime, nullable=False),
+    Column("queued_at", UtcDateTime, nullable=False),
+    Column("next_at", UtcDateTime),
+    Column("leased_by", String),
+    Column("leased_until", UtcDateTime),
+    Column("delivered_at", UtcDateTime),
+    Column("status", Integer),
+    Column("error", Text),
 )
 
 schema_migrations = Table(

@@ -2,8 +2,8 @@
 
 The database is SQLite or PostgreSQL.
 
-Every operation is one statement in autocommit mode. So each is atomic, nothing is left half done by a server that is
-killed, and what a method has returned from is in the database.
+Every operation is one statement in autocommit mode, or a few in one transaction (``_together``). So each is atomic,
+nothing is left half done by a server that is killed, and what a method has returned from is in the database.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ import math
 import os
 import sqlite3
 import time
-from collections.abc import Collection, Coroutine, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, fields
 from datetime import datetime
 from pathlib import Path
@@ -38,13 +38,23 @@ from sqlalchemy import (
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import ArgumentError, DBAPIError, IntegrityError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
-from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
+from skerry.control.account_rows import AccountRows
+from skerry.control.audit_rows import AuditRows
+from skerry.control.identity import LOCAL
 from skerry.control.migrations import migrate
-from skerry.control.schema import contexts, events, exposures, mounts, processes, sandboxes, workspaces
+from skerry.control.schema import contexts, events, exposures, mounts, owners, processes, sandboxes, workspaces
 from skerry.control.snapshot_rows import SnapshotRows
-from skerry.errors import InvalidRequestError, SandboxExistsError, SandboxNotFoundError, StoreError
-from skerry.models import ProcessInfo, ProcessStatus, SandboxEvent, Stage, State, now
+from skerry.control.webhook_rows import WebhookRows
+from skerry.errors import (
+    InvalidRequestError,
+    QuotaExceededError,
+    SandboxExistsError,
+    SandboxNotFoundError,
+    StoreError,
+)
+from skerry.models import ProcessInfo, ProcessStatus, SandboxEvent, Stage, State, now, shown_id
 from skerry.runtime.interpreter.context import Remembered
 
 _DRIVERS = {
@@ -85,6 +95,11 @@ class SandboxRow:
     base: str | None = None
     shipped: dict[str, Any] | None = None
     """The bucket it was shipped to, which generation, and the backup with its files."""
+    owner: str = LOCAL
+    usage: dict[str, Any] | None = None
+    """What it has used in all its life."""
+    egress: dict[str, Any] | None = None
+    secrets: dict[str, Any] = field(default_factory=dict, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +127,11 @@ class Exposure:
     wake_on_request: bool = False
     exposed_at: datetime = field(default_factory=now)
 
+    @property
+    def sandbox(self) -> str:
+        """The sandbox's id as its owner knows it."""
+        return shown_id(self.sandbox_id)
+
 
 @dataclass(frozen=True, slots=True)
 class MountRow:
@@ -134,6 +154,9 @@ class Store:
         self._writer, self._reader = _sqlite_engines(self._url) if self._sqlite else _postgres_engines(self._url)
         self._running: set[asyncio.Task[Any]] = set()
         self.snapshots = SnapshotRows(self._read, self._write, _storable)
+        self.accounts = AccountRows(self._read, self._write, self._upsert, _storable)
+        self.audit = AuditRows(self._read, self._write, self._together, sqlite=self._sqlite)
+        self.webhooks = WebhookRows(self._read, self._write)
 
     def __repr__(self) -> str:
         return f"Store({self.address!r})"
@@ -159,16 +182,18 @@ class Store:
 
     # -- sandboxes -----------------------------------------------------------------------------------------------------
 
-    async def insert_sandbox(self, row: SandboxRow) -> None:
+    async def insert_sandbox(self, row: SandboxRow, most: int | None = None) -> None:
+        """``most``: how many its owner may have, this one included; ``QuotaExceededError`` if that is too many."""
         values = _values(row)
         statement = self._upsert(sandboxes).values(values).on_conflict_do_nothing().returning(sandboxes.c.id)
-        if not await self._write(statement):
+        if not await (self._write(statement) if most is None else self._counted(statement, [row], most)):
             raise _exists(row.id)
 
-    async def insert_sandboxes(self, rows: Sequence[SandboxRow]) -> None:
+    async def insert_sandboxes(self, rows: Sequence[SandboxRow], most: int | None = None) -> None:
         """All of them or none."""
+        statement = insert(sandboxes).values([_values(row) for row in rows]).returning(sandboxes.c.id)
         try:
-            await self._write(insert(sandboxes).values([_values(row) for row in rows]))
+            await (self._write(statement) if most is None else self._counted(statement, rows, most))
         except IntegrityError as error:
             taken = [row.id for row in rows if await self.get_sandbox(row.id) is not None]
             raise _exists(taken[0] if taken else rows[0].id) from error
@@ -187,6 +212,23 @@ class Store:
             raise _not_found(id)
         return _sandbox(rows[0])
 
+    async def _counted(self, statement: Executable, rows: Sequence[SandboxRow], most: int) -> Sequence[Row[Any]]:
+        """Insert new sandboxes of one owner if it then has no more than so many, whoever else makes some meanwhile.
+
+        In PostgreSQL nothing less than a lock keeps two from counting the same.
+        """
+        owner = rows[0].owner
+        counted = select(func.count()).select_from(sandboxes).where(sandboxes.c.owner == owner)
+
+        async def insert_counted(connection: AsyncConnection) -> Sequence[Row[Any]]:
+            await connection.execute(select(owners.c.name).where(owners.c.name == owner).with_for_update())
+            there = (await connection.execute(counted)).scalar_one()
+            if there + len(rows) > most:
+                raise _too_many(owner, there, most)
+            return (await connection.execute(statement)).all()
+
+        return await self._together(insert_counted)
+
     async def delete_sandbox(self, id: str) -> bool:
         """Forget a sandbox and all that is recorded of it; whether there was one."""
         return bool(await self._write(delete(sandboxes).where(sandboxes.c.id == id).returning(sandboxes.c.id)))
@@ -200,8 +242,10 @@ class Store:
         prefix: str | None = None,
         limit: int = 50,
         after: str | None = None,
+        owner: str | None = None,
+        only: str | None = None,
     ) -> list[SandboxRow]:
-        """Ordered by id; ``after`` is the last id of the page before."""
+        """Ordered by id; ``after`` is the last id of the page before, ``only`` the one that may be seen."""
         _storable({"image": image, "labels": dict(labels or {}), "prefix": prefix, "after": after})
         statement = select(sandboxes).order_by(sandboxes.c.id).limit(limit)
         if state is not None:
@@ -210,6 +254,10 @@ class Store:
             statement = statement.where(sandboxes.c.image == image)
         if after is not None:
             statement = statement.where(sandboxes.c.id > after)
+        if owner is not None:
+            statement = statement.where(sandboxes.c.owner == owner)
+        if only is not None:
+            statement = statement.where(sandboxes.c.id == only)
         if prefix:
             # A range, not LIKE: an index serves it, `_` is a plain character, and SQLite's LIKE ignores case.
             statement = statement.where(sandboxes.c.id >= prefix, sandboxes.c.id < prefix + "\U0010ffff")
@@ -221,9 +269,10 @@ class Store:
         rows = await self._read(select(sandboxes).where(sandboxes.c.node == node).order_by(sandboxes.c.id))
         return [_sandbox(row) for row in rows]
 
-    async def count_by_image(self, image: str) -> int:
+    async def count_by_image(self, image: str, owner: str | None = None) -> int:
         _storable({"image": image})
-        rows = await self._read(select(func.count()).select_from(sandboxes).where(sandboxes.c.image == image))
+        counted = select(func.count()).select_from(sandboxes).where(sandboxes.c.image == image)
+        rows = await self._read(counted if owner is None else counted.where(sandboxes.c.owner == owner))
         return int(rows[0][0])
 
     async def count_by_state(self, node: str) -> dict[State, int]:
@@ -237,8 +286,17 @@ class Store:
         """Record what happened, also to a sandbox that is gone; ``more`` are the event's other fields."""
         values = {"at": now(), "details": {}} | more
         values |= {"sandbox_id": sandbox_id, "kind": kind, "message": _clean(message)}
-        rows = await self._write(insert(events).values(_storable(values)).returning(*events.c))
-        return SandboxEvent(**rows[0]._mapping)
+        statement = insert(events).values(_storable(values)).returning(*events.c)
+        if not await self.webhooks.any():
+            return SandboxEvent(**(await self._write(statement))[0]._mapping)
+
+        async def add(connection: AsyncConnection) -> SandboxEvent:
+            # With those who are to be told, or not at all.
+            added = SandboxEvent(**(await connection.execute(statement)).one()._mapping)
+            await self.webhooks.enqueue(connection, added)
+            return added
+
+        return await self._together(add)
 
     async def events(self, sandbox_id: str, after: int = 0, limit: int = 100) -> list[SandboxEvent]:
         """Oldest first; ``after`` is the last id the caller has seen."""
@@ -419,6 +477,27 @@ class Store:
     async def _write(self, statement: Executable) -> Sequence[Row[Any]]:
         return await self._finish(_run(self._writer, statement))
 
+    async def _together(self, work: Callable[[AsyncConnection], Awaitable[T]]) -> T:
+        """What ``work`` does, all of it or nothing."""
+        return await self._finish(self._transaction(work))
+
+    async def _transaction(self, work: Callable[[AsyncConnection], Awaitable[T]]) -> T:
+        with _reported("The database could not be used"):
+            async with self._writer.connect() as connection:
+                if not self._sqlite:
+                    connection = await connection.execution_options(isolation_level="READ COMMITTED")
+                    async with connection.begin():
+                        return await work(connection)
+                await connection.exec_driver_sql("BEGIN IMMEDIATE")
+                try:
+                    done = await work(connection)
+                    await connection.exec_driver_sql("COMMIT")
+                except BaseException:
+                    with suppress(DBAPIError):  # some errors, a full disk for one, have rolled it back already
+                        await connection.exec_driver_sql("ROLLBACK")
+                    raise
+                return done
+
     async def _finish(self, work: Coroutine[Any, Any, T]) -> T:
         """Let a statement end even if its caller gives up: one that is cut off would keep SQLite's write lock."""
         task = asyncio.create_task(work)
@@ -563,6 +642,14 @@ def _values(row: SandboxRow) -> dict[str, Any]:
 def _exists(id: str) -> SandboxExistsError:
     return SandboxExistsError(
         f"Sandbox {id!r} already exists.", hint="Use it by its id, or choose another id.", details={"id": id}
+    )
+
+
+def _too_many(owner: str, there: int, most: int) -> QuotaExceededError:
+    return QuotaExceededError(
+        f"Owner {owner!r} may have {most} sandboxes and has {there}.",
+        hint="Destroy one that is no longer needed.",
+        details={"quota": "sandboxes", "limit": most, "used": there, "until": None},
     )
 
 

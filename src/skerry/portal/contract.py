@@ -121,6 +121,10 @@ class Portal(Protocol):
         """Call ``accept`` with every connection made to a loopback port inside. Port 0 is not allowed."""
         ...
 
+    def datagrams(self, port: int) -> socket.socket | None:
+        """A non-blocking UDP socket on a loopback port inside, for the caller to close, or None where there is none."""
+        ...
+
     async def stat(self, path: str, *, follow: bool = True) -> Stat: ...
 
     async def list(self, path: str) -> list[Stat]:

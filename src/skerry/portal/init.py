@@ -147,6 +147,7 @@ def become(request: dict[str, Any], fds: list[int], failed: int, terminal: bool)
     where = "exec"
     try:
         os.setsid()
+        be_expendable()
         prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
         for signal in (_signal.SIGPIPE, _signal.SIGXFSZ, _signal.SIGCHLD, _signal.SIGINT):
             _signal.signal(signal, _signal.SIG_DFL)
@@ -171,6 +172,19 @@ def become(request: dict[str, Any], fds: list[int], failed: int, terminal: bool)
     except (ValueError, TypeError, KeyError):
         os.write(failed, b"%d exec" % errno.EINVAL)
     os._exit(127)
+
+
+def be_expendable() -> None:
+    """When memory runs out, whatever was started here is killed before init, which would take all others along."""
+    try:
+        file = os.open("/proc/self/oom_score_adj", os.O_WRONLY)
+    except OSError:
+        return
+    try:
+        os.write(file, b"500")
+    except OSError:
+        pass  # one that was told to be even more expendable
+    os.close(file)
 
 
 def execute(argv: list[str], env: dict[str, str]) -> None:

@@ -104,6 +104,9 @@ class InsidePortal:
 
     # -- paths ---------------------------------------------------------------------------------------------------------
 
+    def datagrams(self, port: int) -> socket.socket | None:
+        return None
+
     async def stat(self, path: str, *, follow: bool = True) -> Stat:
         return await self._call(_stat, os.path.basename(path), path, follow)
 

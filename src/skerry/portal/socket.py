@@ -85,6 +85,11 @@ class SocketChild(SocketTree):
             self._exit.exception()  # nobody has to be waiting for it
 
 
+PAUSE = 0.1
+_PASSING = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+"""Why a connection may have to wait that is there to be accepted."""
+
+
 class SocketListener:
     """Accepts on a socket that listens inside; each connection is served by its own task."""
 
@@ -92,6 +97,7 @@ class SocketListener:
         self._sock = sock
         self._accept = accept
         self._tasks: set[asyncio.Task[None]] = set()
+        self._pause: asyncio.TimerHandle | None = None
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(sock.fileno(), self._ready)
 
@@ -101,8 +107,10 @@ class SocketListener:
                 connection, _ = self._sock.accept()
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
                 return
-            except OSError:
+            except OSError as error:
                 self._loop.remove_reader(self._sock.fileno())
+                if error.errno in _PASSING:
+                    self._pause = self._loop.call_later(PAUSE, self._loop.add_reader, self._sock.fileno(), self._ready)
                 return
             connection.setblocking(False)
             task = self._loop.create_task(self._serve(connection))
@@ -114,6 +122,8 @@ class SocketListener:
             await self._accept(connection)
 
     async def close(self) -> None:
+        if self._pause is not None:
+            self._pause.cancel()
         self._loop.remove_reader(self._sock.fileno())
         self._sock.close()
         for task in list(self._tasks):
@@ -143,6 +153,8 @@ class SocketPortal:
         self.code = code
         self.scratch = scratch
         self.clock = clock or Clock()
+        self.reserved: dict[tuple[str, int], socket.socket] = {}
+        """Sockets that listen inside and were made outside: PID 1 has no part in them."""
         self._held: asyncio.Future[None] | None = None
         self._loop = asyncio.get_running_loop()
         self._on_lost = on_lost
@@ -359,10 +371,16 @@ class SocketPortal:
     async def listen(self, port: int, accept: Callable[[socket.socket], Awaitable[None]]) -> SocketListener:
         if port == 0:
             raise OSError(errno.EINVAL, "A port to listen on must be named.")
+        if (reserved := self.reserved.pop(("tcp", port), None)) is not None:
+            return SocketListener(reserved, accept)
         _, fds = await self.request("listen", port=port)
         sock = socket.socket(fileno=_only(fds, stat.S_ISSOCK))
         sock.setblocking(False)
         return SocketListener(sock, accept)
+
+    def datagrams(self, port: int) -> socket.socket | None:
+        """A UDP socket on a loopback port inside, where one was made from outside; the caller's to close."""
+        return self.reserved.pop(("udp", port), None)
 
     async def stat(self, path: str, *, follow: bool = True) -> Stat:
         entry, fds = await self.request("stat", path=path, follow=follow)
@@ -408,6 +426,9 @@ class SocketPortal:
 
     async def close(self) -> None:
         self._on_lost = None
+        for sock in self.reserved.values():
+            sock.close()
+        self.reserved.clear()
         self._packets.lose("it was stopped")
         if self._on_close is not None:
             await self._on_close()

@@ -290,7 +290,7 @@ class Stage:
             try:
                 os.setxattr(fd, key, value)
             except OSError as error:
-                if error.errno == tools.errno.ENOSPC:
+                if error.errno in (tools.errno.ENOSPC, tools.errno.EDQUOT):
                     raise
                 self.unattributed += 1
         os.fchmod(fd, member.mode)

@@ -6,8 +6,10 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
-from skerry.models import ImageInfo, LayerChange
+from skerry.models import ImageInfo, LayerChange, Limits
 from skerry.portal.contract import Portal
+from skerry.runtime.faults import NOTHING, Met
+from skerry.runtime.runtime import Runtime
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,10 +22,14 @@ class Capabilities:
     isolation: bool = False
     uid_range: bool = False
     writable_system: bool = False
-    freeze: Literal["cgroup", "signals"] = "signals"
+    freeze: Literal["cgroup", "signals", "none"] = "signals"
     """How a machine is frozen. By signals, programs inside can tell, and one that is hostile can go on."""
     mounts: bool = False
     """Whether file systems of ours can be mounted in a machine that runs."""
+    egress: bool = True
+    """Whether what leaves a machine goes through a door of ours, so that a policy can be held and secrets be added."""
+    unheld: Mapping[str, str] = field(default_factory=dict)
+    """The limits that machines cannot be held to here, and why, in a sentence."""
     details: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -33,7 +39,19 @@ class Spec:
 
     id: str
     image: str
-    limits: Mapping[str, Any] = field(default_factory=dict)
+    limits: Limits = field(default_factory=Limits)
+
+
+@dataclass(frozen=True, slots=True)
+class Measure:
+    """What a machine uses now, and has used since it was started; None where the host does not tell."""
+
+    cpu_seconds: float | None = None
+    memory: int | None = None
+    memory_peak: int | None = None
+    disk: int | None = None
+    processes: int | None = None
+    met: Met = NOTHING
 
 
 class Machine(Protocol):
@@ -41,6 +59,28 @@ class Machine(Protocol):
 
     @property
     def portal(self) -> Portal: ...
+
+    def met(self) -> Met:
+        """How often it ran into limits. Costs microseconds, and works once more after it has ended."""
+        ...
+
+    def measure(self) -> Measure:
+        """What it uses. After it has ended: what it had used at the end."""
+        ...
+
+    async def limit(self, limits: Limits) -> None:
+        """Hold it to other limits from now on. Raises ``LimitTooLowError`` if it uses more already."""
+        ...
+
+    @property
+    def transparent(self) -> bool:
+        """Whether connections to outside that know no proxy arrive at the door's port for them."""
+        ...
+
+    @property
+    def runtime(self) -> type[Runtime]:
+        """What works in it, over its portal."""
+        ...
 
     async def freeze(self) -> None:
         """Stop every process where it is, and the machine's clock. Raises ``FreezeFailedError``, then all go on.
@@ -115,6 +155,10 @@ class Provider(Protocol):
         ...
 
     async def exists(self, id: str) -> bool: ...
+
+    def full(self) -> bool:
+        """Whether the disk that all machines share has no room left."""
+        ...
 
     async def sweep(self, keep: set[str], snapshots: set[str]) -> list[str]:
         """Remove what earlier servers left behind and no one owns: returns what was removed, in words.

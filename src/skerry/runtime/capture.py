@@ -7,8 +7,11 @@ import fcntl
 import os
 import tempfile
 import termios
+import time
 from collections.abc import Callable
 from typing import IO
+
+from skerry.runtime.flow import Flow
 
 CHUNK = 256 * 1024
 MEMORY = 1 << 20
@@ -20,29 +23,46 @@ class Pump:
     """Reads a non-blocking descriptor whenever it is readable and hands the bytes to ``sink``.
 
     ``pause`` leaves the bytes in the pipe, so that the writer inside waits: a slow reader slows only its own command.
-    The pump owns the descriptor and closes it at the end of the data.
+    The pump owns the descriptor and closes it at the end of the data. ``flow`` bounds the time that is spent on it.
     """
 
-    def __init__(self, fd: int, sink: Callable[[bytes], None]) -> None:
+    def __init__(self, fd: int, sink: Callable[[bytes], None], flow: Flow | None = None) -> None:
         self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._loop = asyncio.get_running_loop()
         self._fd = fd
         self._sink = sink
+        self.flow = flow
         self._reading = False
+        self._rest: asyncio.TimerHandle | None = None
         self.resume()
 
     def resume(self) -> None:
-        if self._fd >= 0 and not self._reading:
+        if self._fd >= 0 and not self._reading and self._rest is None:
             self._reading = True
             self._loop.add_reader(self._fd, self._readable)
 
     def pause(self) -> None:
+        if self._rest is not None:
+            self._rest.cancel()
+            self._rest = None
         if self._reading:
             self._reading = False
             self._loop.remove_reader(self._fd)
 
     def _readable(self) -> None:
-        self._read(CHUNK)
+        if self.flow is None:
+            self._read(CHUNK)
+            return
+        began = time.thread_time()
+        count = self._read(CHUNK)
+        delay = self.flow.spend(time.thread_time() - began, count)
+        if delay and self._reading:
+            self.pause()
+            self._rest = self._loop.call_later(delay, self._rested)
+
+    def _rested(self) -> None:
+        self._rest = None
+        self.resume()
 
     def _read(self, size: int) -> int:
         try:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from skerry.errors import SandboxLostError
 from skerry.portal.contract import Child, Portal
 from skerry.runtime.capture import Pump
+from skerry.runtime.flow import Flow
 from skerry.runtime.output import pipe, write_all
 from skerry.runtime.shell import GRACE, TIMED_OUT, Outcome, Task
 
@@ -65,6 +66,7 @@ async def run_once(
     cwd: str,
     timeout: float | None = None,
     on_start: Callable[[Sequence[Pump]], None] | None = None,
+    flow: Flow | None = None,
 ) -> Outcome:
     """Run one command to its end; cancelling kills its whole tree."""
     out, their_out = pipe("read")
@@ -87,7 +89,7 @@ async def run_once(
     finally:
         for fd in (their_in, their_out, their_err):
             os.close(fd)
-    pumps = [Pump(out, on_stdout), Pump(err, on_stderr)]
+    pumps = [Pump(out, on_stdout, flow), Pump(err, on_stderr, flow)]
     if on_start is not None:
         on_start(pumps)
     feeding = None

@@ -45,6 +45,10 @@ class Journal:
     def add(self, stream: Stream, data: bytes) -> None:
         if self.closed:
             return
+        if len(data) > self._size:
+            for start in range(0, len(data), self._size):
+                self.add(stream, data[start : start + self._size])
+            return
         if self._end - self._new_start + len(data) > self._size:
             self._rotate()
         header = _HEADER.pack(_STREAMS.index(stream), datetime.now(UTC).timestamp(), len(data))

@@ -22,6 +22,7 @@ from skerry.errors import (
     SandboxLostError,
     WaitTimeoutError,
 )
+from skerry.limits import Limit
 from skerry.models import (
     KillProcess,
     LogEvent,
@@ -37,22 +38,35 @@ from skerry.portal.contract import Child, Portal
 from skerry.runtime.capture import Pump
 from skerry.runtime.commands import end_tree, spawn_command, spawn_failure
 from skerry.runtime.environment import check_cwd, check_env, check_id, check_text, merged
-from skerry.runtime.journal import Journal
+from skerry.runtime.faults import TAIL, Faults, Met
+from skerry.runtime.flow import Flow
+from skerry.runtime.journal import SEGMENT, Journal
 from skerry.runtime.output import pipe, write_all
 from skerry.runtime.ports import port_opens
 from skerry.runtime.sessions import DEFAULT, Sessions
 from skerry.runtime.tool import Tool
 
 KEPT = 1000
+LOG_RATE = 48 << 20
+"""Bytes a second that all processes of a sandbox together may log, after a burst: they are written to disk."""
 WAIT = 60_000.0
 """Milliseconds to wait for a log line or a port where the caller does not say."""
 LINE_LIMIT = 1 << 16
 
 
 class Process:
-    def __init__(self, info: ProcessInfo, portal: Portal, encoding: str = "utf-8", auto_cleanup: bool = True) -> None:
+    def __init__(
+        self,
+        info: ProcessInfo,
+        portal: Portal,
+        encoding: str = "utf-8",
+        auto_cleanup: bool = True,
+        segment: int = SEGMENT,
+    ) -> None:
         self.info = info
-        self.journal = Journal()
+        self.journal = Journal(segment)
+        self.said = b""
+        """The end of its stderr."""
         self.ended = asyncio.Event()
         self.encoding = encoding
         self.auto_cleanup = auto_cleanup
@@ -77,6 +91,10 @@ class Process:
             raise BrokenPipeError
         writer.result()
 
+    def complain(self, data: bytes) -> None:
+        self.said = (self.said + data)[-TAIL:]
+        self.journal.add("stderr", data)
+
     def close_stdin(self) -> None:
         if self.stdin < 0:
             return
@@ -94,9 +112,15 @@ class Process:
 
 class Processes:
     def __init__(
-        self, sessions: Sessions, on_change: Callable[[ProcessInfo], Awaitable[None]], past: Sequence[ProcessInfo] = ()
+        self,
+        sessions: Sessions,
+        on_change: Callable[[ProcessInfo], Awaitable[None]],
+        past: Sequence[ProcessInfo] = (),
+        faults: Faults | None = None,
     ) -> None:
         self._sessions = sessions
+        self._faults = Faults() if faults is None else faults
+        self._flow = Flow(LOG_RATE)
         self._on_change = on_change
         self._processes: dict[str, Process] = {}
         for info in past:
@@ -126,7 +150,10 @@ class Processes:
             start_time=now(),
             session_id=session.id,
         )
-        process = self._processes[id] = Process(info, session.portal, request.encoding, request.auto_cleanup)
+        most = self._faults.limits.log
+        process = self._processes[id] = Process(
+            info, session.portal, request.encoding, request.auto_cleanup, SEGMENT if most is None else most // 2
+        )
         try:
             cwd, exported = await session.state()
             await self._spawn(process, request, merged(exported, request.env), request.cwd or cwd)
@@ -138,6 +165,7 @@ class Processes:
         return process.info
 
     async def _spawn(self, process: Process, request: StartProcess, env: dict[str, str], cwd: str) -> None:
+        before = self._faults.count()
         out, their_out = pipe("read")
         err, their_err = pipe("read")
         their_in, process.stdin = pipe("write", size=65536)
@@ -162,14 +190,14 @@ class Processes:
                 os.close(fd)
         process.info = process.info.model_copy(update={"pid": process.child.pid, "status": ProcessStatus.RUNNING})
         pumps = [
-            Pump(out, lambda data: process.journal.add("stdout", data)),
-            Pump(err, lambda data: process.journal.add("stderr", data)),
+            Pump(out, lambda data: process.journal.add("stdout", data), self._flow),
+            Pump(err, process.complain, self._flow),
         ]
-        self._own(self._watch(process, process.child, pumps))
+        self._own(self._watch(process, process.child, pumps, before))
         if request.timeout is not None:
             self._own(self._expire(process, process.child, request.timeout / 1000))
 
-    async def _watch(self, process: Process, child: Child, pumps: list[Pump]) -> None:
+    async def _watch(self, process: Process, child: Child, pumps: list[Pump], before: Met) -> None:
         try:
             code = await child.wait()
         except SandboxLostError as lost:
@@ -193,7 +221,10 @@ class Processes:
             status, error = ProcessStatus.KILLED, f"It was ended by {signals.Signals(-code).name}."
         else:
             status, error = (ProcessStatus.COMPLETED if code == 0 else ProcessStatus.FAILED), None
-        self._finish(process, status, exit_code, error)
+        reached = None if process.why_killed or not exit_code else self._faults.blame(before, process.said)
+        if reached is not None:
+            error = f"{reached.message} {error}" if error else reached.message
+        self._finish(process, status, exit_code, error, None if reached is None else reached.limit)
         for pump in pumps:
             pump.settle()
         try:
@@ -202,9 +233,16 @@ class Processes:
             for pump in pumps:
                 pump.close()
 
-    def _finish(self, process: Process, status: ProcessStatus, exit_code: int | None, error: str | None) -> None:
+    def _finish(
+        self,
+        process: Process,
+        status: ProcessStatus,
+        exit_code: int | None,
+        error: str | None,
+        limit: Limit | None = None,
+    ) -> None:
         process.info = process.info.model_copy(
-            update={"status": status, "exit_code": exit_code, "end_time": now(), "error": error}
+            update={"status": status, "exit_code": exit_code, "end_time": now(), "error": error, "limit": limit}
         )
         process.close_stdin()
         process.journal.close()
@@ -296,6 +334,12 @@ class Processes:
         running = [process.info.id for process in self._processes.values() if not process.ended.is_set()]
         await asyncio.gather(*(self.kill(id, KillProcess()) for id in running))
         return len(running)
+
+    def forget(self, id: str) -> None:
+        """One that has ended, so that its id can be used again."""
+        process = self.find(id)
+        if process.ended.is_set():
+            self._processes.pop(process.info.id).journal.discard()
 
     async def cleanup(self) -> int:
         finished = [id for id, process in self._processes.items() if process.ended.is_set()]

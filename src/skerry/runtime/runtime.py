@@ -11,12 +11,14 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from typing import Any
 
 from skerry.errors import InvalidRequestError, MissingCommandError, SkerryError, WaitTimeoutError
+from skerry.limits import shown_size
 from skerry.models import ExecEvent, ExecRequest, ExecResult, ProcessInfo, WaitForPort, WaitResult, now
 from skerry.portal.contract import Portal
 from skerry.runtime.backlog import Backlog
-from skerry.runtime.capture import Capture, Pump
+from skerry.runtime.capture import RESULT_LIMIT, Capture, Pump
 from skerry.runtime.commands import run_once
 from skerry.runtime.environment import WORKSPACE, check_cwd, check_env, check_text, merged
+from skerry.runtime.faults import Before, Faults, Reached
 from skerry.runtime.files import Files
 from skerry.runtime.git import Git
 from skerry.runtime.interpreter.context import Remembered
@@ -35,6 +37,9 @@ NOTHING_SPECIAL = Provision()
 class Runtime:
     """The sessions, processes, terminals, files, watches, git and code contexts of a machine, over its portal."""
 
+    sessions_kind: type[Sessions] = Sessions
+    files_kind: type[Files] = Files
+
     def __init__(
         self,
         portal: Portal,
@@ -45,16 +50,20 @@ class Runtime:
         provision: Provision = NOTHING_SPECIAL,
         contexts: Records | None = None,
         past_contexts: Sequence[Remembered] = (),
+        faults: Faults | None = None,
     ) -> None:
         self.portal = portal
+        self.faults = Faults() if faults is None else faults
         self.on_command: Callable[[float, int, bool], None] | None = None
         """Told of every command that ended: seconds, exit code, and whether it ran out of time."""
-        self.sessions = Sessions(portal, env)
-        self.processes = Processes(self.sessions, on_process, past)
+        self.sessions = self.sessions_kind(portal, env)
+        self.processes = Processes(self.sessions, on_process, past, self.faults)
         self.terminals = Terminals(self.sessions)
-        self.files = Files(portal)
+        self.files = self.files_kind(portal)
         self.watches = Watches(portal)
-        self.code = Contexts(portal, self.sessions.env, provision, contexts, past_contexts)
+        self.code = Contexts(
+            portal, self.sessions.env, provision, contexts, past_contexts, self.faults, self.sessions.flow
+        )
         self.git = Git(portal, self.sessions.env, in_session=self._in_session)
 
     async def take_leave(self) -> None:
@@ -74,14 +83,20 @@ class Runtime:
     async def exec(self, request: ExecRequest) -> ExecResult:
         """Run a command to its end. A non-zero exit and a timeout are results, not errors; cancelling kills it."""
         task = _task(request)
-        stdout, stderr = Capture(), Capture()
-        began = time.perf_counter()
+        most = self.faults.limits.output or RESULT_LIMIT
+        stdout, stderr = Capture(most), Capture(most)
+        began, before, reached = time.perf_counter(), self.faults.begin(), None
+        err, failed = b"", False
         try:
             outcome = await self._run(request, task, stdout.add, stderr.add)
             out, err = stdout.take(), stderr.take()
+            failed = outcome.exit_code != 0
         finally:
             stdout.close()
             stderr.close()
+            reached = self.faults.end(before, failed, err)
+        if reached is None and (stdout.dropped or stderr.dropped):
+            reached = Reached("output", f"Of each stream only the first {shown_size(most)} are in the result.")
         return ExecResult.model_construct(
             stdout=_text(out, request.encoding),
             stderr=_text(err, request.encoding),
@@ -92,9 +107,12 @@ class Runtime:
             timestamp=now(),
             session_id=request.session,
             timed_out=outcome.timed_out,
+            shell_ended=outcome.shell_ended,
             stdout_truncated=stdout.dropped,
             stderr_truncated=stderr.dropped,
             encoding=request.encoding,
+            limit=None if reached is None else reached.limit,
+            limit_message=None if reached is None else reached.message,
         )
 
     async def exec_stream(self, request: ExecRequest) -> AsyncIterator[ExecEvent]:
@@ -103,6 +121,7 @@ class Runtime:
         if request.session is not None:
             self.sessions.find(request.session)
         events = _Events(request.encoding)
+        before: Before | None = self.faults.begin()
         running = asyncio.get_running_loop().create_task(
             self._run(request, task, events.stdout, events.stderr, on_start=events.started)
         )
@@ -112,6 +131,9 @@ class Runtime:
             async for event in events.read():
                 yield event
             outcome = await running
+            assert before is not None
+            reached = self.faults.end(before, outcome.exit_code != 0, events.kept["stderr"].data)
+            before = None
             yield ExecEvent(
                 type="complete",
                 command=_shown(request),
@@ -123,6 +145,8 @@ class Runtime:
                     "timedOut": outcome.timed_out,
                     "stdout": events.kept["stdout"].text(),
                     "stderr": events.kept["stderr"].text(),
+                    "limit": None if reached is None else reached.limit,
+                    "limitMessage": None if reached is None else reached.message,
                 },
             )
         except SkerryError as error:
@@ -132,6 +156,8 @@ class Runtime:
                 running.cancel()
                 events.resume()
                 await asyncio.gather(running, return_exceptions=True)
+            if before is not None:
+                self.faults.end(before)
 
     async def _run(
         self,
@@ -156,6 +182,7 @@ class Runtime:
                 cwd=request.cwd or WORKSPACE,
                 timeout=timeout if timeout is not None else self.sessions.default_timeout,
                 on_start=on_start,
+                flow=self.sessions.flow,
             )
         if self.on_command is not None:
             self.on_command(time.perf_counter() - began, outcome.exit_code, outcome.timed_out)
@@ -193,13 +220,13 @@ class _Tail:
     LIMIT = 64 * 1024
 
     def __init__(self) -> None:
-        self._data = b""
+        self.data = b""
 
     def add(self, data: bytes) -> None:
-        self._data = (self._data + data)[-self.LIMIT :]
+        self.data = (self.data + data)[-self.LIMIT :]
 
     def text(self) -> str:
-        return self._data.decode(errors="replace")
+        return self.data.decode(errors="replace")
 
 
 class _Events(Backlog[ExecEvent]):

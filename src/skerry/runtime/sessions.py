@@ -6,8 +6,10 @@ import asyncio
 import contextlib
 import itertools
 import secrets
+import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from skerry.errors import (
     ConflictError,
@@ -22,9 +24,12 @@ from skerry.models import CreateSession, SessionInfo, now
 from skerry.portal.contract import Portal
 from skerry.runtime.capture import Capture, Pump
 from skerry.runtime.environment import DEFAULTS, WORKSPACE, check_cwd, check_env, check_id, merged
-from skerry.runtime.shell import Outcome, Shell, Task
+from skerry.runtime.flow import Flow
+from skerry.runtime.shell import Outcome, Shell, ShellGone, Task
 
 DEFAULT = "default"
+ATTEMPTS = 3
+"""How many shells are killed before a command can be given to them until it counts as killed itself."""
 
 
 class Session:
@@ -41,8 +46,11 @@ class Session:
         isolated: bool,
         command_timeout: float | None = None,
         request: CreateSession,
+        flow: Flow | None = None,
+        kind: type[Shell] = Shell,
     ) -> None:
         self.id = id
+        self._flow = flow
         self.request = request
         self.portal = portal
         self.isolated = isolated
@@ -50,6 +58,7 @@ class Session:
         self._env = {**env, "SESSION_ID": id, "SESSION_CWD": cwd, "SESSION_ISOLATED": "1" if isolated else "0"}
         self._cwd = cwd
         self._prefixes = prefixes
+        self._kind = kind
         self._shell: Shell | None = None
         self._lock = asyncio.Lock()
         self._state: tuple[str, dict[str, str]] = (cwd, self._env)
@@ -80,17 +89,25 @@ class Session:
         on_start: Callable[[Sequence[Pump]], None] | None = None,
     ) -> Outcome:
         async with self._lock:
-            shell = await self._ready()
             self._commands += 1
-            self._stale = True
             limit = timeout if timeout is not None else self.command_timeout
-            try:
-                return await shell.run(task, on_stdout, on_stderr, timeout=limit, on_start=on_start)
-            finally:
-                if not shell.alive and self._shell is shell:
-                    self._shell = None
-                    self._state = (self._cwd, self._env)
-                    await shell.close()
+            for _ in range(ATTEMPTS):
+                with contextlib.suppress(ShellGone):
+                    return await self._once(task, on_stdout, on_stderr, timeout=limit, on_start=on_start)
+            return Outcome(128 + signal.SIGKILL, shell_ended=True)
+
+    async def _once(
+        self, task: Task, on_stdout: Callable[[bytes], None], on_stderr: Callable[[bytes], None], **options: Any
+    ) -> Outcome:
+        shell = await self._ready()
+        self._stale = True
+        try:
+            return await shell.run(task, on_stdout, on_stderr, **options)
+        finally:
+            if not shell.alive and self._shell is shell:
+                self._shell = None
+                self._state = (self._cwd, self._env)
+                await shell.close()
 
     async def warm(self) -> None:
         async with self._lock:
@@ -102,7 +119,7 @@ class Session:
         if self._shell is not None:
             await self._shell.recovered()
         if self._shell is None or not self._shell.alive:
-            shell = Shell(self.portal, self._prefixes())
+            shell = self._kind(self.portal, self._prefixes(), self._flow)
             try:
                 await shell.start(env=self._env, cwd=self._cwd)
             except (FileNotFoundError, NotADirectoryError):
@@ -116,8 +133,8 @@ class Session:
         if self._shell is not None and self._stale and not self._lock.locked():
             captured = Capture()
             async with self._lock:
-                shell = await self._ready()
-                await shell.run(Task(step="state"), captured.add, _nothing)
+                with contextlib.suppress(ShellGone):
+                    await self._once(Task(step="state"), captured.add, _nothing)
             words = captured.take().decode(errors="surrogateescape").split("\0")
             pairs = (word.partition("=") for word in words[1:] if "=" in word)
             if words[0].startswith("/"):
@@ -134,8 +151,11 @@ class Session:
 
 
 class Sessions:
+    shell: type[Shell] = Shell
+
     def __init__(self, portal: Portal, env: Mapping[str, str]) -> None:
         self.portal = portal
+        self.flow = Flow()
         self._env = merged(DEFAULTS, env)
         self._sessions: dict[str, Session] = {}
         self._counter = itertools.count(1)
@@ -196,6 +216,8 @@ class Sessions:
             isolated=isolated,
             command_timeout=timeout,
             request=request,
+            flow=self.flow,
+            kind=self.shell,
         )
 
     async def warm(self) -> None:

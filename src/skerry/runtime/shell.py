@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from skerry.errors import InvalidRequestError, SandboxLostError, UnsupportedError
 from skerry.portal.contract import Child, Portal
 from skerry.runtime.capture import Pump
+from skerry.runtime.flow import Flow
 from skerry.runtime.output import pipe, read_some, write_all
 
 # Unwinds the sourced command when it is bash itself that keeps busy (a loop of builtins): children are killed, but bash
@@ -119,11 +120,16 @@ class Outcome:
     shell_ended: bool = False
 
 
+class ShellGone(Exception):
+    """Bash had ended before it was given the command, of which nothing was run."""
+
+
 class Shell:
     """One bash. ``run`` is called by one caller at a time; ``alive`` is false once it has ended."""
 
-    def __init__(self, portal: Portal, prefix: str) -> None:
+    def __init__(self, portal: Portal, prefix: str, flow: Flow | None = None) -> None:
         """``prefix`` begins the path of every file of this shell, inside."""
+        self._flow = flow
         self.alive = False
         self._prefix = prefix
         self._portal = portal
@@ -195,14 +201,14 @@ class Shell:
         # Shielded: a caller who gives up here must not take the next one's FIFOs along.
         out, err = await asyncio.shield(self._prepared)
         self._prepared = None
-        pumps = [Pump(out, on_stdout), Pump(err, on_stderr)]
+        pumps = [Pump(out, on_stdout, self._flow), Pump(err, on_stderr, self._flow)]
         self._pumps = pumps
-        if on_start is not None:
-            on_start(pumps)
         outcome: Outcome | None = None
         self._resting.clear()
         try:
-            await write_all(self._orders, order)
+            await self._give(order)
+            if on_start is not None:
+                on_start(pumps)
             try:
                 async with self._portal.clock.timeout(timeout):
                     outcome = await self._finish()
@@ -220,6 +226,16 @@ class Shell:
         if self.alive:
             self._prepare()
         return outcome
+
+    async def _give(self, order: bytes) -> None:
+        try:
+            await write_all(self._orders, order)
+        except BrokenPipeError:
+            # Killed by someone inside since the last command, of which nobody tells us.
+            with contextlib.suppress(SandboxLostError):  # the next line says so, and first that this shell has ended
+                await self._child.kill(signal.SIGKILL)
+            await self._ended()
+            raise ShellGone from None
 
     async def _arrange(self, task: Task) -> bytes:
         """Put the command and what belongs to it where bash will find it; the line that makes bash run it."""

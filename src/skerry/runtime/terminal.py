@@ -11,7 +11,7 @@ import struct
 import termios
 import time
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 from skerry.errors import FileNotFoundInSandboxError, InvalidRequestError, SandboxLostError
 from skerry.models import TerminalInfo, now
@@ -26,6 +26,13 @@ SHELLS = ("bash", "sh")
 PATIENCE = 5.0
 # How long a program may take to save its work when the terminal hangs up.
 GRACE = 1.0
+
+
+@runtime_checkable
+class Resizable(Protocol):
+    """A shell whose terminal is far away, so that its master side here cannot be told the size."""
+
+    def resize(self, cols: int, rows: int) -> None: ...
 
 
 class Terminal:
@@ -121,6 +128,8 @@ class Terminal:
             viewer.offer(Size(*size))
 
     def _set_size(self, cols: int, rows: int) -> None:
+        if isinstance(self._child, Resizable):
+            return self._child.resize(cols, rows)
         fcntl.ioctl(self._master, termios.TIOCSWINSZ, struct.pack("HHHH", rows, cols, 0, 0))
 
     def _repaint(self) -> None:

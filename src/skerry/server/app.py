@@ -8,10 +8,13 @@ from typing import Any
 
 from fastapi import APIRouter, FastAPI, Response
 
+from skerry.control.audit import Audit
 from skerry.control.metrics import CONTENT_TYPE
+from skerry.control.reception import Reception
 from skerry.control.registry import Registry
 from skerry.models import Health
 from skerry.server import (
+    accounts,
     auth,
     backups,
     bootstrap,
@@ -21,18 +24,27 @@ from skerry.server import (
     fetch,
     files,
     git,
+    hosts,
     images,
     mounts,
     ports,
     processes,
     sandboxes,
+    sign_in,
     snapshots,
     terminal,
+    webhooks,
     workspaces,
 )
+from skerry.server import audit as audit_log
 from skerry.server.answers import answer
+from skerry.server.cloudflare.address import ContainerAddresses
+from skerry.server.cloudflare.bridge import bridge_routes
+from skerry.server.cloudflare.container import container_routes
+from skerry.server.cloudflare.dialect import Dialects
 from skerry.server.nouns import noun_router
 from skerry.server.preview.front import Front, Previews
+from skerry.server.witness import Witness
 from skerry.settings import Settings
 
 VERSION = version("skerry")
@@ -68,36 +80,48 @@ def _health(registry: Registry) -> APIRouter:
 class _App(FastAPI):
     """FastAPI whose OpenAPI document says whether a key is needed."""
 
-    keyed = False
+    reception: Reception
 
     def openapi(self) -> dict[str, Any]:
         document = super().openapi()
-        if self.keyed:
+        if self.reception.closed:
             schemes = document.setdefault("components", {}).setdefault("securitySchemes", {})
             schemes["bearer"] = {"type": "http", "scheme": "bearer"}
             document["security"] = [{"bearer": []}]
             document["paths"]["/health"]["get"]["security"] = []
+            document["paths"]["/v1/auth/sign-in"]["post"]["security"] = []
         return document
 
 
-def create_app(registry: Registry, settings: Settings) -> FastAPI:
+def create_app(
+    registry: Registry, settings: Settings, audit: Audit | None = None, *, access_log: bool = False
+) -> FastAPI:
     """The app over an open registry, which stays the caller's to close.
 
+    What is asked for is put on record in ``audit``, the registry's own. With ``access_log`` each request is a log line.
     Setting ``app.state.closing`` ends event streams and terminals, which would otherwise last as long as their clients.
     """
     app = _App(title="Skerry", version=VERSION, redirect_slashes=False, redoc_url=None)
-    app.keyed = bool(settings.api_keys)
+    # To describe the API takes no registry.
+    reception: Reception = getattr(registry, "reception", None) or Reception(settings)
+    app.reception = reception
     app.state.settings = settings
     app.state.closing = asyncio.Event()
     errors.install(app)
     # Routes are tried in turn, so the busiest come first; an included router would be matched twice.
     nouns = (commands, code, files, processes, ports, sandboxes, git, mounts, bootstrap, terminal, images)
-    for noun in (*nouns, snapshots, backups, workspaces):
+    for noun in (*nouns, snapshots, backups, workspaces, accounts, sign_in, audit_log, webhooks):
         app.router.routes.extend(noun.routes(registry).routes)
     app.router.routes.extend(_health(registry).routes)
-    app.state.previews = Previews(registry, settings, app.state.closing)
-    app.router.routes.append(fetch.route(app.state.previews, settings))
-    app.add_middleware(auth.Guard, settings=settings)
+    app.state.previews = Previews(registry, settings, app.state.closing, reception, audit)
+    inside = fetch.Fetch(app.state.previews)
+    app.router.routes.append(fetch.route(inside))
+    app.router.routes.extend([*container_routes(registry, inside, audit), *bridge_routes(registry)])
+    app.add_middleware(auth.Guard, settings=settings, reception=reception)
+    app.add_middleware(hosts.Hosts, settings=settings, reception=reception)
     app.add_middleware(Front, previews=app.state.previews)
     app.add_middleware(errors.Faults)
+    app.add_middleware(Dialects)
+    app.add_middleware(Witness, audit=audit, access_log=access_log)
+    app.add_middleware(ContainerAddresses, settings=settings)
     return app

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from fastapi import APIRouter, Request, Response
 
+from skerry.control.inquiry import asked_to_run
 from skerry.control.registry import Registry
 from skerry.errors import SkerryError
 from skerry.models import (
@@ -34,11 +35,13 @@ def routes(registry: Registry) -> APIRouter:
 
     @router.post("/code", response_model=Execution)
     async def run_code(id: SandboxId, body: RunCode, request: Request) -> Response:
+        asked_to_run(body.code)
         async with registry.use(id) as runtime:
             return answer(await until_disconnect(request.receive, runtime.code.run(body)))
 
     @router.post("/code/stream", responses=documented(CodeEvent), response_class=Response)
     async def run_code_stream(id: SandboxId, body: RunCode) -> Response:
+        asked_to_run(body.code)
         return EventStream(registry.use(id), lambda runtime: runtime.code.stream(body), _broken_off)
 
     @router.post("/code/warm", response_model=Done)

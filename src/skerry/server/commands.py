@@ -6,6 +6,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Header, Request, Response
 
+from skerry.control.inquiry import asked_to_run
 from skerry.control.registry import Registry
 from skerry.errors import MissingCommandError
 from skerry.models import (
@@ -19,6 +20,7 @@ from skerry.models import (
     SessionInfo,
     SessionList,
     StartProcess,
+    shown_id,
 )
 from skerry.server.answers import answer
 from skerry.server.disconnect import until_disconnect
@@ -32,13 +34,14 @@ Prefer = Annotated[str | None, Header(description="`return=minimal` leaves out o
 def require_command(body: ExecRequest | StartProcess) -> None:
     if not body.command.strip():
         raise MissingCommandError("The request has no command.", hint="Send it as `command`.")
+    asked_to_run(body.command if body.args is None else " ".join([body.command, *body.args]))
 
 
 def _with_outcome(result: ExecResult, id: str) -> str:
     """An ExecAnswer, put together from JSON: this is the busiest route, and the output may be large."""
     whole = result.model_dump_json(by_alias=True)
     outcome = result.model_dump_json(by_alias=True, include=set(ExecOutcome.model_fields))
-    return f'{whole[:-1]},"ok":true,"sandboxId":"{id}","result":{outcome}}}'
+    return f'{whole[:-1]},"ok":true,"sandboxId":"{shown_id(id)}","result":{outcome}}}'
 
 
 def routes(registry: Registry) -> APIRouter:
@@ -68,7 +71,10 @@ def routes(registry: Registry) -> APIRouter:
         wanted = body or CreateSession()
         async with registry.use(id) as runtime:
             known = {session.id for session in runtime.sessions.list()}
-            return answer(await runtime.sessions.create(wanted), 200 if wanted.id in known else 201)
+            made = await runtime.sessions.create(wanted)
+            if made.id not in known:
+                registry.history.record(id, "session_created", f"Session {made.id!r} was made.")
+            return answer(made, 200 if wanted.id in known else 201)
 
     @router.get("/sessions", response_model=SessionList)
     async def list_sessions(id: SandboxId) -> Response:

@@ -18,6 +18,8 @@ from starlette.requests import ClientDisconnect
 from starlette.routing import Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from skerry.control.actor import caller
+from skerry.control.inquiry import answered, inquiry
 from skerry.errors import (
     InternalError,
     InvalidRequestError,
@@ -45,6 +47,7 @@ class Fault(Result):
     message: str
     hint: str | None
     details: dict[str, Any]
+    request_id: str | None = None
 
 
 class ErrorAnswer(Result):
@@ -58,9 +61,22 @@ DOCUMENTED: dict[int | str, dict[str, Any]] = {
 }
 
 
+def told(error: SkerryError) -> SkerryError:
+    """The error as whoever asks may see it: with ids as they know them."""
+    mark = caller.get().mark
+    if mark:
+        error.message = error.message.replace(mark, "")
+        error.hint = error.hint and error.hint.replace(mark, "")
+        error.details = json.loads(json.dumps(error.details, default=str).replace(mark, ""))
+    return error
+
+
 def error_response(error: SkerryError, headers: Mapping[str, str] | None = None) -> Response:
+    answered(error.status, error.code)
+    if (asked := inquiry.get()) is not None:
+        error.request_id = asked.request_id
     # A file name inside a sandbox may hold bytes that are not UTF-8; a sentence about it must still be JSON.
-    text = json.dumps(error.to_wire(), ensure_ascii=False, default=str).encode("utf-8", "replace")
+    text = json.dumps(told(error).to_wire(), ensure_ascii=False, default=str).encode("utf-8", "replace")
     extra = dict(headers or {})
     if isinstance(error, RequestTimeoutError | TooLargeError):
         extra["Connection"] = "close"  # the rest of the body was not read
@@ -84,7 +100,9 @@ def unexpected(error: BaseException, **where: Any) -> InternalError:
 
 
 def as_skerry_error(error: Exception, **where: Any) -> SkerryError:
-    return error if isinstance(error, SkerryError) else unexpected(error, **where)
+    known = told(error) if isinstance(error, SkerryError) else unexpected(error, **where)
+    answered(known.status, known.code)
+    return known
 
 
 def invalid(errors: Iterable[Mapping[str, Any]]) -> InvalidRequestError:

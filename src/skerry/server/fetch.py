@@ -11,17 +11,15 @@ from dataclasses import replace
 from starlette.routing import Route
 from starlette.types import Message, Receive, Scope, Send
 
+from skerry.control.actor import own_id
 from skerry.control.exposures import Exposure, checked_port
-from skerry.control.identity import normalise_id
 from skerry.errors import ForbiddenError, InvalidRequestError, NotFoundError, SkerryError
 from skerry.models import ANSWERED_BY
 from skerry.server import security
 from skerry.server.errors import error_response
-from skerry.server.keys import Keys
 from skerry.server.preview.access import Admission
 from skerry.server.preview.address import Visit, visit_of
 from skerry.server.preview.front import Previews
-from skerry.settings import Settings
 
 PATH = "/v1/sandboxes/{id}/ports/{port}/proxy{rest:path}"
 
@@ -36,9 +34,9 @@ _HARMLESS = [(b"content-security-policy", b"sandbox"), (b"x-content-type-options
 class Fetch:
     """An ASGI application: any method, bodies streamed both ways."""
 
-    def __init__(self, previews: Previews, settings: Settings) -> None:
+    def __init__(self, previews: Previews) -> None:
         self._passage = previews.passage
-        self._keys = Keys(settings.api_keys)
+        self._reception = previews.reception
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         visit = _checked(visit_of(scope))
@@ -47,11 +45,11 @@ class Fetch:
             raise NotFoundError("There is no such address.", hint="It is …/ports/{port}/proxy/ and the path inside.")
         port = checked_port(int(place[2]))
         # Any caller of the API may wake a sandbox, and make it by using it.
-        inside = Exposure(normalise_id(place[1].decode("latin-1")), port, token="", wake_on_request=True)
+        inside = Exposure(own_id(place[1].decode("latin-1")), port, token="", wake_on_request=True)
         path = visit.path[place.end() :] or b"/"
         visit = replace(visit, authority=f"localhost:{port}", path=path)
         target = path + (b"?" + visit.query if visit.query else b"")
-        admission = Admission(inside, target, visit.query, b"", None, [], self._keys)
+        admission = Admission(inside, target, visit.query, b"", None, [], self._reception)
 
         async def marked(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -66,8 +64,8 @@ class Fetch:
             await error_response(error)(scope, receive, send)
 
 
-def route(previews: Previews, settings: Settings) -> Route:
-    return Route(PATH, Fetch(previews, settings), include_in_schema=False)
+def route(fetch: Fetch) -> Route:
+    return Route(PATH, fetch, name="proxy", include_in_schema=False)
 
 
 def _checked(visit: Visit | None) -> Visit:

@@ -27,6 +27,7 @@ from skerry.models import (
     WatchEvent,
     WatchRequest,
     WriteFileResult,
+    shown_id,
 )
 from skerry.server.answers import answer
 from skerry.server.bounds import BoundedRequest
@@ -101,7 +102,7 @@ def routes(registry: Registry) -> APIRouter:
     ) -> Response:
         async with registry.use(id) as runtime:
             rows = await runtime.files.rows(path, recursive=recursive, hidden=hidden)
-        found = {"ok": True, "sandboxId": id, "path": path, "files": rows, "count": len(rows)}
+        found = {"ok": True, "sandboxId": shown_id(id), "path": path, "files": rows, "count": len(rows)}
         return Response(to_json(found), media_type="application/json")
 
     @router.get("/files/stat", response_model=StatResult)

@@ -6,6 +6,7 @@ from typing import Annotated, cast
 
 from fastapi import APIRouter, Path, Query, Request, Response
 
+from skerry.control.inquiry import asked_to_run
 from skerry.control.registry import Registry
 from skerry.models import (
     Done,
@@ -39,6 +40,7 @@ def routes(registry: Registry) -> APIRouter:
     @router.post("/processes", status_code=201, response_model=ProcessInfo)
     async def start_process(id: SandboxId, body: StartProcess) -> Response:
         require_command(body)
+        asked_to_run(body.command)
         async with registry.use(id) as runtime:
             return answer(await runtime.processes.start(body), 201)
 

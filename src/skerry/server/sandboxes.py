@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
+from datetime import UTC, datetime
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Header, Query, Response
 
+from skerry.control.actor import caller
 from skerry.control.registry import Registry
-from skerry.errors import InvalidRequestError, SkerryError
+from skerry.errors import ForbiddenError, InvalidRequestError, SkerryError
 from skerry.models import (
     CreateSandbox,
     Destroyed,
+    EgressInfo,
     EventList,
+    KeyScope,
     SandboxEvent,
     SandboxInfo,
     SandboxList,
+    SandboxMetrics,
+    SetEgress,
     SetEnv,
     SleepSandbox,
     StartSandbox,
@@ -51,6 +57,10 @@ def _number(last: str | None, after: int) -> int:
     return int(last)
 
 
+def _in_utc(moment: datetime | None) -> datetime | None:
+    return moment.replace(tzinfo=UTC) if moment is not None and moment.tzinfo is None else moment
+
+
 def _failure(id: str, error: SkerryError) -> SandboxEvent:
     return SandboxEvent(id=0, sandbox_id=id, kind="error", message=str(error), at=now())
 
@@ -70,9 +80,18 @@ def routes(registry: Registry) -> APIRouter:
         prefix: str | None = None,
         limit: Annotated[int, Query(ge=1, le=100)] = 50,
         cursor: str | None = None,
+        everyone: Annotated[bool, Query(description="Of all owners; for admins.")] = False,
     ) -> Response:
+        if everyone and caller.get().scope is not KeyScope.ADMIN:
+            raise ForbiddenError("Only an admin sees the sandboxes of all owners.")
         found = await registry.list(
-            state=state, image=image, labels=_labels(label), prefix=prefix, limit=limit, cursor=cursor
+            state=state,
+            image=image,
+            labels=_labels(label),
+            prefix=prefix,
+            limit=limit,
+            cursor=cursor,
+            everyone=everyone,
         )
         return answer(found)
 
@@ -121,6 +140,20 @@ def routes(registry: Registry) -> APIRouter:
     @router.put("/{id}/env", response_model=SandboxInfo)
     async def set_env(id: SandboxId, body: SetEnv) -> Response:
         return answer(await registry.set_env(id, body))
+
+    @router.get("/{id}/metrics", response_model=SandboxMetrics)
+    async def sandbox_metrics(
+        id: SandboxId, since: Annotated[datetime | None, Query(description="Only samples after this time.")] = None
+    ) -> Response:
+        return answer(await registry.measure(id, _in_utc(since)))
+
+    @router.get("/{id}/egress", response_model=EgressInfo)
+    async def get_egress(id: SandboxId) -> Response:
+        return answer(await registry.egress(id))
+
+    @router.put("/{id}/egress", response_model=EgressInfo)
+    async def set_egress(id: SandboxId, body: SetEgress) -> Response:
+        return answer(await registry.set_egress(id, body))
 
     @router.get("/{id}/events", response_model=EventList)
     async def sandbox_events(

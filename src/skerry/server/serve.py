@@ -17,24 +17,41 @@ import uvloop
 
 from skerry import logs
 from skerry.control.open import open_registry
+from skerry.control.store import Store
 from skerry.errors import HostUnfitError, InvalidRequestError
+from skerry.server import privileges
 from skerry.server.app import create_app
 from skerry.server.auth import is_loopback
 from skerry.server.preview.listener import speaking
 from skerry.settings import Settings
+from skerry.storage.configuration import check
 
 GRACE = 10
 # Longer than clients keep an idle connection, so that none is closed just as a request goes out on it.
 KEEP_ALIVE = 75
 
 
-def refuse_open_bind(settings: Settings) -> None:
+async def refuse_open_bind(settings: Settings) -> None:
     """A server that anyone on the network could use must have a key."""
-    if not settings.api_keys and not is_loopback(settings.host):
+    if settings.api_keys or settings.service_secret or is_loopback(settings.host):
+        return
+    if not await _has_keys(settings):
         raise InvalidRequestError(
             f"Skerry will not listen on {settings.host!r} without an API key: all who reach it could run commands.",
-            hint="Set SKERRY_API_KEYS to a long random string, or listen on 127.0.0.1.",
+            hint="Make one with `skerry keys create --scope admin`, or set SKERRY_API_KEYS to a long random string, or "
+            "listen on 127.0.0.1.",
         )
+
+
+async def _has_keys(settings: Settings) -> bool:
+    if settings.database_url is None and not (settings.home / "skerry.db").exists():
+        return False  # a home that is not there yet is not made only to be told so
+    store = Store(settings.store_url)
+    await store.open()
+    try:
+        return await store.accounts.revision() > 0
+    finally:
+        await store.close()
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -107,17 +124,20 @@ class _Server(uvicorn.Server):
 
 
 async def serve(settings: Settings, *, on_ready: Callable[[str], None] | None = None) -> None:
-    refuse_open_bind(settings)
+    await refuse_open_bind(settings)
+    check(settings)
     listener = bind(settings.host, settings.port)
+    privileges.give_up()  # the port may have been one that only root can have
     try:
         url = address_of(listener, settings.host)
         registry = await open_registry(settings)
         try:
-            app = create_app(registry, settings)
+            app = create_app(registry, settings, registry.audit, access_log=settings.access_log)
             config = uvicorn.Config(
                 app,
-                http=speaking(app.state.previews),
+                http=speaking(app.state.previews, settings),
                 ws="auto",
+                ws_max_size=settings.max_json_bytes,
                 lifespan="off",
                 log_config=None,
                 access_log=False,
@@ -140,6 +160,7 @@ async def serve(settings: Settings, *, on_ready: Callable[[str], None] | None = 
 
 def run(settings: Settings, *, on_ready: Callable[[str], None] | None = None) -> None:
     """Serve until SIGTERM or SIGINT; ``on_ready`` gets the URL once requests are answered."""
-    logs.configure()
+    logs.configure(format=settings.log_format)
+    logs.take_over(settings.log_format)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(serve(settings, on_ready=on_ready))

@@ -12,6 +12,7 @@ from fastapi import Response
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
+from skerry.control.inquiry import inquiry
 from skerry.errors import SkerryError
 from skerry.models import Result, SandboxEvent
 from skerry.server.disconnect import until_disconnect
@@ -37,6 +38,8 @@ def encode_failure(event: Result, error: SkerryError) -> bytes:
     """An `error` event in the stream's own shape, with the code, hint and details of the error beside it."""
     fields = event.model_dump(mode="json", by_alias=True, exclude_none=True)
     fields |= {"code": error.code, "hint": error.hint, "details": error.details}
+    if (asked := inquiry.get()) is not None:
+        fields["requestId"] = asked.request_id
     return b"data: " + json.dumps(fields, ensure_ascii=False, default=str).encode("utf-8", "replace") + b"\n\n"
 
 
@@ -55,14 +58,21 @@ class EventStream(Response, Generic[T]):
     silent at first gets its response started all the same, so that clients do not wait for headers.
     """
 
+    head = HEADERS
+    alive = b": keepalive\n\n"
+    """What is sent where nothing else is for long; whoever reads the stream passes over it."""
+
     def __init__(
         self,
         use: AbstractAsyncContextManager[T],
         source: Callable[[T], AsyncIterator[Result]],
         failure: Callable[[SkerryError], Result],
+        encoder: Callable[[Any], bytes] | None = None,
     ) -> None:
         super().__init__()
         self._use, self._source, self._failure = use, source, failure
+        self._encode = encoder or encode
+        self._encode_failure = encode_failure if encoder is None else lambda event, _: self._encode(event)
         self._started = self._silent = self._closing = False
         self._turn = asyncio.Lock()
 
@@ -80,7 +90,7 @@ class EventStream(Response, Generic[T]):
             try:
                 async with aclosing(cast("AsyncGenerator[Result, None]", self._source(held))) as events:
                     async for event in events:
-                        await self._write(send, encode(event))
+                        await self._write(send, self._encode(event))
                         await asyncio.sleep(0)  # a source that never waits must not starve the others
             except asyncio.CancelledError:
                 if not self._closing:
@@ -90,7 +100,7 @@ class EventStream(Response, Generic[T]):
                 if not self._started:
                     raise
                 known = as_skerry_error(error, during="stream")
-                await self._write(send, encode_failure(self._failure(known), known))
+                await self._write(send, self._encode_failure(self._failure(known), known))
             finally:
                 heart.cancel()
                 await asyncio.gather(heart, return_exceptions=True)
@@ -99,7 +109,7 @@ class EventStream(Response, Generic[T]):
     async def _write(self, send: Send, data: bytes, *, more: bool = True) -> None:
         async with self._turn:
             if not self._started:
-                await send({"type": "http.response.start", "status": 200, "headers": HEADERS})
+                await send({"type": "http.response.start", "status": 200, "headers": self.head})
                 self._started = True
             self._silent = False
             await send({"type": "http.response.body", "body": data, "more_body": more})
@@ -111,7 +121,7 @@ class EventStream(Response, Generic[T]):
                 await asyncio.wait_for(closing.wait(), pause)
             except TimeoutError:
                 if self._silent or not self._started:
-                    await self._write(send, b": keepalive\n\n")
+                    await self._write(send, self.alive)
                 self._silent, pause = True, KEEPALIVE
             else:
                 self._closing = True

@@ -13,7 +13,7 @@ from starlette.websockets import WebSocketDisconnect, WebSocketState
 
 from skerry.control.registry import Registry
 from skerry.errors import SkerryError, TerminalNotFoundError
-from skerry.models import Done, TerminalList, TerminalTicket
+from skerry.models import Done, TerminalList, TerminalTicket, shown_id
 from skerry.models import Request as Message
 from skerry.runtime.viewer import Screen, Size, Viewer
 from skerry.server import page
@@ -88,7 +88,7 @@ async def _inward(socket: WebSocket, terminal: Terminal, viewer: Viewer, rouse: 
             await terminal.close()
 
 
-async def _bridge(socket: WebSocket, terminal: Terminal, viewer: Viewer, rouse: Callable[[], None]) -> None:
+async def bridge(socket: WebSocket, terminal: Terminal, viewer: Viewer, rouse: Callable[[], None]) -> None:
     """Carry bytes both ways until the shell ends, the client leaves, or the server closes."""
     closing: asyncio.Event = socket.app.state.closing
     outward = asyncio.ensure_future(_outward(socket, viewer))
@@ -158,7 +158,7 @@ def routes(registry: Registry) -> APIRouter:
                 if socket.scope["by_ticket"]:
                     again = ready["ticket"] = tickets.issue(id, float("inf"))
                 await socket.send_json(ready)
-                await _bridge(socket, opened, viewer, lambda: registry.rouse(id))
+                await bridge(socket, opened, viewer, lambda: registry.rouse(id))
             finally:
                 opened.detach(viewer)
                 if again is not None:
@@ -189,7 +189,7 @@ def routes(registry: Registry) -> APIRouter:
     ) -> Response:
         # The page's script reads the query itself, and the guard has taken the ticket out of it.
         tickets: Tickets = request.scope["tickets"]
-        return page.answer(id, tickets.issue(id))
+        return page.answer(shown_id(id), tickets.issue(id))
 
     @router.post("/terminal/ticket", status_code=201, response_model=TerminalTicket)
     async def terminal_ticket(request: Request, id: SandboxId) -> Response:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -44,11 +45,14 @@ async def test_whatever_is_wrong_with_an_address_the_answer_is_the_same(site: Si
     ]
     answers = {}
     for label in wrong:
-        answer = await site.ask("/page", host=f"{label}.localhost:{site.server_port}")
+        answer = await site.ask("/page", "X-Request-Id: same", host=f"{label}.localhost:{site.server_port}")
         answers[label] = (answer.status, answer.body)
     assert len(set(answers.values())) == 1, answers
     status, body = answers[wrong[0]]
-    assert (status, b"preview_not_found" in body) == (404, True)
+    assert (status, json.loads(body)) == (
+        404,
+        {"error": "Access denied: Invalid token or port not exposed", "code": "INVALID_TOKEN"},
+    )
     page = await site.ask("/page", *BROWSER, host=f"{wrong[0]}.localhost")
     assert (page.status, page.get("content-type"), page.get("cache-control")) == (
         404,

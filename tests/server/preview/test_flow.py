@@ -150,7 +150,8 @@ async def test_a_sandbox_that_sleeps_says_so_unless_its_preview_wakes_it(sleepy:
     assert (await sleepy.ask("/page")).status == 200
     await sleepy.http.post(f"{sleepy.box}/stop")
     answer = await sleepy.ask("/page")
-    assert (answer.status, answer.json()["error"]["code"]) == (410, "preview_asleep")
+    said = {"error": "Preview URL is stale because the sandbox runtime is not active", "code": "STALE_PREVIEW_URL"}
+    assert (answer.status, answer.json()) == (410, said)
     assert b"sleeps" in (await sleepy.ask("/page", "Accept: text/html")).body
     assert await state(sleepy) == "hibernated"
     await sleepy.expose(wakeOnRequest=True)

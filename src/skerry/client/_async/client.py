@@ -9,7 +9,9 @@ from urllib.parse import quote
 
 import httpx
 
+from skerry.client._async.accounts import AsyncAccounts
 from skerry.client._async.connection import AsyncConnection, AsyncStream
+from skerry.client._async.record import AsyncRecord
 from skerry.client.concurrency import AsyncContent, body_async
 from skerry.client.values import Snapshot, given, snapshot_name
 from skerry.models import (
@@ -35,11 +37,21 @@ if TYPE_CHECKING:
     from skerry.client._async.sandbox import AsyncSandbox
 
 
-class AsyncClient:
-    """A Skerry server. Sandboxes taken from it share its connections."""
+class AsyncClient(AsyncAccounts, AsyncRecord):
+    """A Skerry server. Sandboxes taken from it share its connections.
 
-    def __init__(self, url: str | None = None, api_key: str | None = None, home: str | Path | None = None) -> None:
-        self.connection = AsyncConnection(url, api_key, home)
+    ``owner``: on whose behalf an admin asks.
+    """
+
+    def __init__(
+        self,
+        url: str | None = None,
+        api_key: str | None = None,
+        home: str | Path | None = None,
+        *,
+        owner: str | None = None,
+    ) -> None:
+        self.connection = AsyncConnection(url, api_key, home, owner)
 
     @classmethod
     def over(cls, connection: AsyncConnection) -> AsyncClient:
@@ -67,9 +79,15 @@ class AsyncClient:
         prefix: str | None = None,
         limit: int | None = None,
         cursor: str | None = None,
+        everyone: bool = False,
     ) -> SandboxList:
-        """One page of sandboxes, ordered by id; ``next_cursor`` asks for the next."""
+        """One page of sandboxes, ordered by id; ``next_cursor`` asks for the next.
+
+        ``everyone``: of all owners, for admins.
+        """
         params = given(state=str(state) if state else None, image=image, prefix=prefix, limit=limit, cursor=cursor)
+        if everyone:
+            params["everyone"] = "true"
         if labels:
             params["label"] = [f"{key}={value}" for key, value in labels.items()]
         response = await self.connection.request("GET", "/v1/sandboxes", params=params)
@@ -82,17 +100,23 @@ class AsyncClient:
         image: str | None = None,
         labels: Mapping[str, str] | None = None,
         prefix: str | None = None,
+        everyone: bool = False,
     ) -> AsyncStream[SandboxInfo]:
         """Iterate over all sandboxes that fit, page by page."""
-        return AsyncStream(self._pages(state, image, labels, prefix))
+        return AsyncStream(self._pages(state, image, labels, prefix, everyone))
 
     async def _pages(
-        self, state: State | str | None, image: str | None, labels: Mapping[str, str] | None, prefix: str | None
+        self,
+        state: State | str | None,
+        image: str | None,
+        labels: Mapping[str, str] | None,
+        prefix: str | None,
+        everyone: bool,
     ) -> AsyncGenerator[SandboxInfo, None]:
         cursor: str | None = None
         while True:
             page = await self.list_sandboxes(
-                state=state, image=image, labels=labels, prefix=prefix, limit=100, cursor=cursor
+                state=state, image=image, labels=labels, prefix=prefix, limit=100, cursor=cursor, everyone=everyone
             )
             for info in page.sandboxes:
                 yield info

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from datetime import datetime
 from typing import Any
 
 from skerry.client._async.connection import AsyncLink, AsyncStream
 from skerry.client.concurrency import call_async
-from skerry.client.values import EnvChanges, Seconds, given, milliseconds
+from skerry.client.values import EnvChanges, Seconds, given, limits_of, milliseconds
 from skerry.client.wire import stream_error
 from skerry.errors import InternalError
-from skerry.models import EventList, GitCloneResult, GitEvent, Health, SandboxEvent, SandboxInfo, Stage
+from skerry.models import EventList, GitCloneResult, GitEvent, Health, SandboxEvent, SandboxInfo, SandboxMetrics, Stage
 
 
 class AsyncLifecycle:
@@ -62,14 +63,19 @@ class AsyncLifecycle:
         self,
         *,
         labels: Mapping[str, str] | None = None,
+        limits: str | Mapping[str, Any] | None = None,
         sleep_after: str | float | None = None,
         keep_alive: bool | None = None,
         on_idle: Stage | None = None,
         hibernate_after: str | float | None = None,
     ) -> SandboxInfo:
-        """Change its labels, or after how much idle time (seconds, '10m', 'never') it sleeps, and how."""
+        """Change its labels, its limits, or after how much idle time (seconds, '10m', 'never') it sleeps, and how.
+
+        ``limits`` is a tier, or numbers of which None takes one away. They hold at once, also for what runs already.
+        """
         body = given(
             labels=None if labels is None else dict(labels),
+            limits=limits_of(limits),
             sleepAfter=sleep_after,
             keepAlive=keep_alive,
             onIdle=on_idle,
@@ -77,6 +83,11 @@ class AsyncLifecycle:
         )
         response = await self._link.request("PATCH", "", json=body)
         return SandboxInfo.model_validate_json(response.content)
+
+    async def metrics(self, since: datetime | None = None) -> SandboxMetrics:
+        """What it uses now, has used in all its life, and used in the last hour (``since`` then). Wakes nothing."""
+        params = {} if since is None else {"since": since.isoformat()}
+        return await self._link.get(SandboxMetrics, "/metrics", params, prepare=False)
 
     async def destroy(self) -> None:
         """Delete it and every file in it, for good."""

@@ -7,12 +7,14 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+from skerry.client import outward
 from skerry.client._async.backups import AsyncBackups
 from skerry.client._async.bootstrap import AsyncBootstrap
 from skerry.client._async.client import AsyncClient
 from skerry.client._async.code import AsyncCode
 from skerry.client._async.commands import AsyncCommands
 from skerry.client._async.connection import AsyncConnection, AsyncLink
+from skerry.client._async.egress import AsyncEgress
 from skerry.client._async.lifecycle import AsyncLifecycle
 from skerry.client._async.mounts import AsyncMounts
 from skerry.client._async.ports import AsyncPorts
@@ -21,7 +23,8 @@ from skerry.client._async.snapshots import AsyncSnapshots
 from skerry.client._async.terminal import AsyncTerminals
 from skerry.client._async.transfers import AsyncTransfers
 from skerry.client._async.workspaces import AsyncWorkspaces
-from skerry.client.values import Hooks, Seconds, Snapshot, given, milliseconds, sandbox_name, snapshot_name
+from skerry.client.outward import Policy, SecretsByHost
+from skerry.client.values import Hooks, Seconds, Snapshot, given, limits_of, milliseconds, sandbox_name, snapshot_name
 from skerry.errors import SandboxNotFoundError, SessionExistsError
 from skerry.models import ForkResult, SandboxInfo, SessionInfo, Stage, State
 
@@ -34,6 +37,7 @@ class AsyncOperations(
     AsyncProcesses,
     AsyncTerminals,
     AsyncPorts,
+    AsyncEgress,
     AsyncMounts,
     AsyncBootstrap,
     AsyncTransfers,
@@ -88,8 +92,8 @@ class AsyncSandbox(AsyncOperations):
             result = await sandbox.exec("python3 -c 'print(6 * 7)'")
 
     Nothing happens until the first operation. ``image``, ``env``, ``labels``, ``limits``, ``sleep_after``,
-    ``keep_alive``, ``on_idle``, ``hibernate_after`` and ``ephemeral`` say how to make the sandbox; if it exists already
-    with another image, the first operation says so.
+    ``keep_alive``, ``on_idle``, ``hibernate_after``, ``ephemeral``, ``egress`` and ``secrets`` say how to make the
+    sandbox; if it exists already with another image, the first operation says so.
     Without ``id`` it gets a name of its own. Leaving the ``async with`` closes the connection, and destroys the
     sandbox only if ``ephemeral=True`` was given.
 
@@ -104,15 +108,18 @@ class AsyncSandbox(AsyncOperations):
         image: str | None = None,
         env: Mapping[str, str] | None = None,
         labels: Mapping[str, str] | None = None,
-        limits: Mapping[str, Any] | None = None,
+        limits: str | Mapping[str, Any] | None = None,
         sleep_after: str | float | None = None,
         keep_alive: bool | None = None,
         on_idle: Stage | None = None,
         hibernate_after: str | float | None = None,
         ephemeral: bool | None = None,
+        egress: Policy | None = None,
+        secrets: SecretsByHost | None = None,
         url: str | None = None,
         api_key: str | None = None,
         home: str | Path | None = None,
+        owner: str | None = None,
         client: AsyncClient | None = None,
         on_command_start: Callable[[str, Sequence[str]], Any] | None = None,
         on_output: Callable[[str, str], Any] | None = None,
@@ -122,16 +129,18 @@ class AsyncSandbox(AsyncOperations):
             image=image,
             env=None if env is None else dict(env),
             labels=None if labels is None else dict(labels),
-            limits=None if limits is None else dict(limits),
+            limits=limits_of(limits),
             sleepAfter=sleep_after,
             keepAlive=keep_alive,
             onIdle=on_idle,
             hibernateAfter=hibernate_after,
             ephemeral=ephemeral,
+            egress=outward.policy(egress),
+            secrets=outward.secrets(secrets),
         )
         self._owns_connection = client is None
         self._ephemeral = bool(ephemeral)
-        connection = AsyncConnection(url, api_key, home) if client is None else client.connection
+        connection = AsyncConnection(url, api_key, home, owner) if client is None else client.connection
         hooks = Hooks(on_command_start, on_output, on_command_complete)
         self._link = AsyncLink(connection, sandbox_name(id), options, hooks)
 

@@ -10,7 +10,9 @@ from urllib.parse import quote
 
 import httpx
 
+from skerry.client._sync.accounts import Accounts
 from skerry.client._sync.connection import Connection, Stream
+from skerry.client._sync.record import Record
 from skerry.client.concurrency import Content, body
 from skerry.client.values import Snapshot, given, snapshot_name
 from skerry.models import (
@@ -36,11 +38,21 @@ if TYPE_CHECKING:
     from skerry.client._sync.sandbox import Sandbox
 
 
-class Client:
-    """A Skerry server. Sandboxes taken from it share its connections."""
+class Client(Accounts, Record):
+    """A Skerry server. Sandboxes taken from it share its connections.
 
-    def __init__(self, url: str | None = None, api_key: str | None = None, home: str | Path | None = None) -> None:
-        self.connection = Connection(url, api_key, home)
+    ``owner``: on whose behalf an admin asks.
+    """
+
+    def __init__(
+        self,
+        url: str | None = None,
+        api_key: str | None = None,
+        home: str | Path | None = None,
+        *,
+        owner: str | None = None,
+    ) -> None:
+        self.connection = Connection(url, api_key, home, owner)
 
     @classmethod
     def over(cls, connection: Connection) -> Client:
@@ -68,9 +80,15 @@ class Client:
         prefix: str | None = None,
         limit: int | None = None,
         cursor: str | None = None,
+        everyone: bool = False,
     ) -> SandboxList:
-        """One page of sandboxes, ordered by id; ``next_cursor`` asks for the next."""
+        """One page of sandboxes, ordered by id; ``next_cursor`` asks for the next.
+
+        ``everyone``: of all owners, for admins.
+        """
         params = given(state=str(state) if state else None, image=image, prefix=prefix, limit=limit, cursor=cursor)
+        if everyone:
+            params["everyone"] = "true"
         if labels:
             params["label"] = [f"{key}={value}" for key, value in labels.items()]
         response = self.connection.request("GET", "/v1/sandboxes", params=params)
@@ -83,16 +101,24 @@ class Client:
         image: str | None = None,
         labels: Mapping[str, str] | None = None,
         prefix: str | None = None,
+        everyone: bool = False,
     ) -> Stream[SandboxInfo]:
         """Iterate over all sandboxes that fit, page by page."""
-        return Stream(self._pages(state, image, labels, prefix))
+        return Stream(self._pages(state, image, labels, prefix, everyone))
 
     def _pages(
-        self, state: State | str | None, image: str | None, labels: Mapping[str, str] | None, prefix: str | None
+        self,
+        state: State | str | None,
+        image: str | None,
+        labels: Mapping[str, str] | None,
+        prefix: str | None,
+        everyone: bool,
     ) -> Generator[SandboxInfo, None]:
         cursor: str | None = None
         while True:
-            page = self.list_sandboxes(state=state, image=image, labels=labels, prefix=prefix, limit=100, cursor=cursor)
+            page = self.list_sandboxes(
+                state=state, image=image, labels=labels, prefix=prefix, limit=100, cursor=cursor, everyone=everyone
+            )
             yield from page.sandboxes
             cursor = page.next_cursor
             if cursor is None:

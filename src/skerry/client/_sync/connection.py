@@ -20,7 +20,7 @@ from skerry.client.sse import response_to_iterator
 from skerry.client.values import Hooks
 from skerry.client.wire import dump, failure
 from skerry.errors import SandboxExistsError, SkerryError
-from skerry.models import ANSWERED_BY, SandboxInfo
+from skerry.models import ANSWERED_BY, Limits, SandboxInfo
 
 M = TypeVar("M", bound=BaseModel)
 T = TypeVar("T")
@@ -53,8 +53,14 @@ class Stream(Generic[T]):
 class Connection:
     """Requests to one server, over connections that are kept; made when first needed."""
 
-    def __init__(self, url: str | None = None, api_key: str | None = None, home: str | Path | None = None) -> None:
-        self._target = (url, api_key, home)
+    def __init__(
+        self,
+        url: str | None = None,
+        api_key: str | None = None,
+        home: str | Path | None = None,
+        owner: str | None = None,
+    ) -> None:
+        self._target = (url, api_key, home, owner)
         self._lock = Lock()
         self._process = os.getpid()
         self._endpoint: Endpoint | None = None
@@ -259,10 +265,11 @@ class Link:
         labels = wanted.get("labels", {})
         differ: list[str] = [name for name in ("image", "ephemeral") if name in wanted and wanted[name] != there[name]]
         differ += ["labels"] if any(info.labels.get(key) != value for key, value in labels.items()) else []
-        limits = wanted.get("limits", {})
-        differ += ["limits"] if any(info.limits.get(key) != value for key, value in limits.items()) else []
+        limits = Limits.model_validate(wanted.get("limits", {})).resolved()
+        held = info.limits.model_dump(by_alias=True, exclude_none=True, exclude={"enforced", "pending"})
+        differ += ["limits"] if any(held.get(key) != value for key, value in limits.items()) else []
         if differ:
-            words = ", ".join(f"{name} is {there.get(name, info.limits)!r}, not {wanted[name]!r}" for name in differ)
+            words = ", ".join(f"{name} is {there.get(name, held)!r}, not {wanted[name]!r}" for name in differ)
             raise SandboxExistsError(
                 f"Sandbox {self.id!r} already exists with other options: {words}.",
                 hint="Leave the options out to use it as it is, choose another name, or destroy it first.",

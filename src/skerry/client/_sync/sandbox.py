@@ -8,12 +8,14 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+from skerry.client import outward
 from skerry.client._sync.backups import Backups
 from skerry.client._sync.bootstrap import Bootstrap
 from skerry.client._sync.client import Client
 from skerry.client._sync.code import Code
 from skerry.client._sync.commands import Commands
 from skerry.client._sync.connection import Connection, Link
+from skerry.client._sync.egress import Egress
 from skerry.client._sync.lifecycle import Lifecycle
 from skerry.client._sync.mounts import Mounts
 from skerry.client._sync.ports import Ports
@@ -22,7 +24,8 @@ from skerry.client._sync.snapshots import Snapshots
 from skerry.client._sync.terminal import Terminals
 from skerry.client._sync.transfers import Transfers
 from skerry.client._sync.workspaces import Workspaces
-from skerry.client.values import Hooks, Seconds, Snapshot, given, milliseconds, sandbox_name, snapshot_name
+from skerry.client.outward import Policy, SecretsByHost
+from skerry.client.values import Hooks, Seconds, Snapshot, given, limits_of, milliseconds, sandbox_name, snapshot_name
 from skerry.errors import SandboxNotFoundError, SessionExistsError
 from skerry.models import ForkResult, SandboxInfo, SessionInfo, Stage, State
 
@@ -35,6 +38,7 @@ class Operations(
     Processes,
     Terminals,
     Ports,
+    Egress,
     Mounts,
     Bootstrap,
     Transfers,
@@ -89,8 +93,8 @@ class Sandbox(Operations):
             result = sandbox.exec("python3 -c 'print(6 * 7)'")
 
     Nothing happens until the first operation. ``image``, ``env``, ``labels``, ``limits``, ``sleep_after``,
-    ``keep_alive``, ``on_idle``, ``hibernate_after`` and ``ephemeral`` say how to make the sandbox; if it exists already
-    with another image, the first operation says so.
+    ``keep_alive``, ``on_idle``, ``hibernate_after``, ``ephemeral``, ``egress`` and ``secrets`` say how to make the
+    sandbox; if it exists already with another image, the first operation says so.
     Without ``id`` it gets a name of its own. Leaving the ``with`` closes the connection, and destroys the
     sandbox only if ``ephemeral=True`` was given.
 
@@ -105,15 +109,18 @@ class Sandbox(Operations):
         image: str | None = None,
         env: Mapping[str, str] | None = None,
         labels: Mapping[str, str] | None = None,
-        limits: Mapping[str, Any] | None = None,
+        limits: str | Mapping[str, Any] | None = None,
         sleep_after: str | float | None = None,
         keep_alive: bool | None = None,
         on_idle: Stage | None = None,
         hibernate_after: str | float | None = None,
         ephemeral: bool | None = None,
+        egress: Policy | None = None,
+        secrets: SecretsByHost | None = None,
         url: str | None = None,
         api_key: str | None = None,
         home: str | Path | None = None,
+        owner: str | None = None,
         client: Client | None = None,
         on_command_start: Callable[[str, Sequence[str]], Any] | None = None,
         on_output: Callable[[str, str], Any] | None = None,
@@ -123,16 +130,18 @@ class Sandbox(Operations):
             image=image,
             env=None if env is None else dict(env),
             labels=None if labels is None else dict(labels),
-            limits=None if limits is None else dict(limits),
+            limits=limits_of(limits),
             sleepAfter=sleep_after,
             keepAlive=keep_alive,
             onIdle=on_idle,
             hibernateAfter=hibernate_after,
             ephemeral=ephemeral,
+            egress=outward.policy(egress),
+            secrets=outward.secrets(secrets),
         )
         self._owns_connection = client is None
         self._ephemeral = bool(ephemeral)
-        connection = Connection(url, api_key, home) if client is None else client.connection
+        connection = Connection(url, api_key, home, owner) if client is None else client.connection
         hooks = Hooks(on_command_start, on_output, on_command_complete)
         self._link = Link(connection, sandbox_name(id), options, hooks)
 

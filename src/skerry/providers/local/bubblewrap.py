@@ -25,6 +25,8 @@ CAPABILITIES = {
 
 SHM_BYTES = 64 << 20
 RUN_BYTES = 256 << 20
+LEAST_RUN_BYTES = 16 << 20
+"""/run is where commands come in, so it is never smaller."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +44,12 @@ class Overlay:
 
 
 def arguments(
-    *, hostname: str, overlays: Sequence[Overlay], read_only: Sequence[tuple[str, str]], toolbox: Sequence[str]
+    *,
+    hostname: str,
+    overlays: Sequence[Overlay],
+    read_only: Sequence[tuple[str, str]],
+    toolbox: Sequence[str],
+    tmpfs: int | None = None,
 ) -> list[str]:
     """Everything after ``bwrap`` and before the program: namespaces, root, devices, confinement."""
     line = ["--unshare-all", "--unshare-user", "--die-with-parent", "--new-session", "--as-pid-1", "--clearenv"]
@@ -54,7 +61,8 @@ def arguments(
     for source, target in read_only:
         line += ["--ro-bind", source, target]
     line += ["--proc", "/proc", "--dev", "/dev"]
-    line += ["--perms", "1777", "--size", str(SHM_BYTES), "--tmpfs", "/dev/shm"]
-    line += ["--perms", "0755", "--size", str(RUN_BYTES), "--tmpfs", "/run"]
+    run = RUN_BYTES if tmpfs is None else min(RUN_BYTES, max(LEAST_RUN_BYTES, tmpfs))
+    line += ["--perms", "1777", "--size", str(tmpfs or SHM_BYTES), "--tmpfs", "/dev/shm"]
+    line += ["--perms", "0755", "--size", str(run), "--tmpfs", "/run"]
     line += [*toolbox, "--perms", "0700", "--dir", SCRATCH, "--chdir", "/"]
     return line

@@ -43,6 +43,7 @@ Hold = Callable[[Callable[[], None]], None]
 
 _PLACES = ("sandboxes", "snapshots", "trash")
 _WATCH_EVERY = 0.25
+_FULL = 8 << 20
 
 
 class Disk:
@@ -51,6 +52,8 @@ class Disk:
     def __init__(self, home: Path, pool_size: int | None) -> None:
         self.reason: str | None = None
         """Why snapshots take as long as copies here, in a sentence; None where they are instant."""
+        self.uncounted: str | None = "Sandboxes' files are not in a pool, which only a server that is root has."
+        """Why sandboxes cannot be held to a limit of disk space, in a sentence; None where they can."""
         self._home = home
         self._base = home
         self._idmap: IdMap
@@ -138,6 +141,11 @@ class Disk:
         self._pool.enter(launcher.pid, mount)
         self._base = self._pool.root
         self._volumes = BtrfsVolumes(self._idmap, self._pool.relieve)
+        try:
+            btrfs.count_simply(self._pool.root)
+            self.uncounted = None
+        except OSError as error:
+            self.uncounted = f"The pool cannot count what each sandbox wrote ({error.strerror}): that takes Linux 6.7."
         return True
 
     def watch(self, busy: Callable[[], bool]) -> None:
@@ -237,6 +245,31 @@ class Disk:
 
     def remove(self, path: Path) -> None:
         self._volumes.remove(path)
+
+    # -- how much they may write ---------------------------------------------------------------------------------------
+
+    def limit(self, id: str, size: int | None, spare: int = 0) -> None:
+        """Let a sandbox write no more than so much. With ``spare``, one that is full already gets that much more: it
+        could not be started otherwise, and so nothing could be deleted in it."""
+        if self.uncounted is not None:
+            return
+        if size is not None and spare:
+            size = max(size, (self.written(id) or 0) + spare)
+        btrfs.limit(self.directory(id), size)
+
+    def written(self, id: str) -> int | None:
+        """Bytes that a sandbox has written and that still exist, in it or in its snapshots and forks."""
+        if self.uncounted is not None:
+            return None
+        try:
+            return btrfs.written(self.directory(id))
+        except OSError:
+            return None
+
+    def full(self) -> bool:
+        """Whether the disk that holds all sandboxes' files is."""
+        found = os.statvfs(self._base)
+        return found.f_bavail * found.f_frsize < _FULL
 
     # -- snapshots -----------------------------------------------------------------------------------------------------
 

@@ -15,7 +15,8 @@ from pathlib import Path
 
 from skerry.errors import HostUnfitError, SkerryError
 from skerry.providers.local import probe
-from skerry.providers.local.cgroups import Cgroups
+from skerry.providers.local.cgroups import CONTROLLERS, Cgroups
+from skerry.providers.local.doorway import redirections
 from skerry.providers.local.idmap import IdMap
 from skerry.providers.local.launcher import bubblewrap
 from skerry.providers.local.mapped import inside_uid, run_mapped
@@ -24,9 +25,14 @@ from skerry.providers.local.seccomp import compile_filter
 from skerry.settings import Settings
 
 _KERNEL = (5, 11)
+_SIMPLE_QUOTAS = (6, 7)
 _SQLITE = (3, 35, 0)
 _LOW_BYTES = 10**9
 _LOW_INODES = 20_000
+_DELEGATE = (
+    "Run the server as root, or where groups are its own: systemd-run --user --scope -p Delegate=yes skerry serve, "
+    "or Delegate=yes in its unit"
+)
 _ELSEWHERE = "Put Skerry's home on ext4, xfs or btrfs: SKERRY_HOME=/path/on/such/a/disk."
 
 
@@ -56,16 +62,30 @@ def examine(settings: Settings) -> list[Finding]:
         ("overlay", True, lambda: _overlay(settings.home, idmap)),
         ("user ids", False, lambda: _user_ids(idmap)),
         ("seccomp", True, _seccomp),
-        ("cgroups", False, _cgroups),
+        ("cgroups", False, lambda: _cgroups(settings.home)),
         ("freezing", False, lambda: _freezing(settings.home)),
         ("FUSE", False, _fuse),
+        ("egress", False, _egress),
         ("bash", False, lambda: _program("bash", "apt-get install bash")),
         ("git", False, lambda: _program("git", "apt-get install git")),
         ("disk space", False, lambda: _disk(settings.home)),
         ("snapshots", False, lambda: _snapshots(settings, idmap)),
+        ("disk limits", False, lambda: _quotas(settings, idmap)),
         ("SQLite", True, _sqlite),
+        ("buckets", False, lambda: _buckets(settings)),
     ]
     return [_tried(name, fatal, run) for name, fatal, run in probes]
+
+
+def _buckets(settings: Settings) -> Finding:
+    from skerry.storage.configuration import check
+
+    try:
+        found = check(settings)
+    except SkerryError as error:
+        return Finding("buckets", False, False, error.message, error.hint or "`skerry serve` refuses to start with it.")
+    known = "the default one" if found is None else ", ".join(f"{one.name} ({one.kind})" for one in found.list())
+    return Finding("buckets", True, False, f"{known}.")
 
 
 def _tried(name: str, fatal: bool, run: Callable[[], Finding]) -> Finding:
@@ -189,24 +209,39 @@ def _seccomp() -> Finding:
     return Finding("seccomp", True, True, f"The filter compiles to {size // 8} instructions.")
 
 
-def _cgroups() -> Finding:
-    root = Path("/sys/fs/cgroup")
-    if (root / "cgroup.controllers").exists():
-        own = next(
-            (line[3:] for line in Path("/proc/self/cgroup").read_text().splitlines() if line.startswith("0::")), "/"
+def _cgroups(home: Path) -> Finding:
+    """Those that limits are held with."""
+    found = Cgroups.detect(home)
+    if found is None:
+        kind = "There are none" if not Path("/sys/fs/cgroup").is_dir() else "There are none of ours"
+        detail = f"{kind}: memory, cpu and pids of sandboxes are not limited, and their use is not known."
+        return Finding("cgroups", False, False, detail, _DELEGATE)
+    version = " and ".join(f"v{each}" for each in sorted({each for each, _ in found.controllers.values()}))
+    missing = [kind for kind in CONTROLLERS if kind not in found.controllers]
+    if missing:
+        detail = f"Without {', '.join(missing)}: those of sandboxes are not limited."
+        return Finding("cgroups", False, False, detail, _DELEGATE)
+    return Finding("cgroups", True, False, f"{version}: memory, cpu and pids of sandboxes can be limited.")
+
+
+def _quotas(settings: Settings, idmap: IdMap) -> Finding:
+    """Whether the disk space of a sandbox can be limited."""
+    reason = None
+    if idmap.kind != "root":
+        reason = "The server is not root, and only the pool of one that is can count what each sandbox writes."
+    elif _file_system(settings.home) == "btrfs" and not Pool(settings.home, settings.pool_size).file.exists():
+        reason = "The home is on a btrfs of the host's, whose quotas are not Skerry's to turn on."
+    elif not Pool(settings.home, settings.pool_size).file.exists():
+        reason = Pool(settings.home, settings.pool_size).impossible()
+    found = re.match(r"(\d+)\.(\d+)", platform.release())
+    if reason is None and (found is None or (int(found[1]), int(found[2])) < _SIMPLE_QUOTAS):
+        reason = "That takes Linux 6.7."
+    if reason is not None:
+        remedy = (
+            "Run the server as root on Linux 6.7 or newer, with SKERRY_HOME on ext4 or xfs and btrfs-progs installed"
         )
-        group = root / own.lstrip("/")
-        controllers = (group / "cgroup.controllers").read_text().split()
-        ok = os.access(group / "cgroup.procs", os.W_OK) and {"memory", "pids", "cpu"} <= set(controllers)
-        detail = f"v2, with {' '.join(controllers) or 'no controllers'}{'' if ok else ', not all of it ours'}"
-        remedy = None if ok else "systemd-run --user --scope -p Delegate=yes skerry serve, or Delegate=yes in the unit"
-        return Finding("cgroups", ok, False, detail, remedy)
-    usable = [name for name in ("memory", "pids", "cpu") if os.access(root / name / "cgroup.procs", os.W_OK)]
-    if (root / "memory").is_dir():
-        ok = len(usable) == 3
-        remedy = None if ok else "Run the server as root, or boot with systemd.unified_cgroup_hierarchy=1"
-        return Finding("cgroups", ok, False, f"v1; ours to use: {', '.join(usable) or 'none'}", remedy)
-    return Finding("cgroups", False, False, "There are none, so limits cannot be held.", "Mount /sys/fs/cgroup")
+        return Finding("disk limits", False, False, f"The disk space of sandboxes cannot be limited. {reason}", remedy)
+    return Finding("disk limits", True, False, "The pool counts what each sandbox writes.")
 
 
 def _freezing(home: Path) -> Finding:
@@ -224,6 +259,18 @@ def _fuse() -> Finding:
         return Finding("FUSE", True, False, "/dev/fuse can be opened: buckets can be mounted.")
     remedy = "As root: modprobe fuse && chmod 666 /dev/fuse; a container must be started with --device /dev/fuse"
     return Finding("FUSE", False, False, f"Buckets cannot be mounted; /dev/fuse: {outcome.said}.", remedy)
+
+
+def _egress() -> Finding:
+    namespaces = ["--net"] if os.geteuid() == 0 else ["--user", "--map-root-user", "--net"]
+    for way in redirections():
+        line = ["unshare", *namespaces, *way["argv"]]
+        env = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "XTABLES_LOCKFILE": "/dev/null"}
+        run = subprocess.run(line, input=way["rules"].encode(), capture_output=True, check=False, timeout=10, env=env)
+        if run.returncode == 0:
+            return Finding("egress", True, False, f"Programs that know no proxy get out too, by {way['argv'][0]}.")
+    detail = "Programs that know no proxy will not get out of sandboxes; all others will."
+    return Finding("egress", False, False, detail, "apt-get install iptables, on a kernel with NAT")
 
 
 # -- files -------------------------------------------------------------------------------------------------------------

@@ -97,7 +97,7 @@ _WRITTEN = {
     "gshadow": "root:*::\nuser:*::\n",
     "hosts": "127.0.0.1 localhost\n::1 localhost ip6-localhost ip6-loopback\n",
     "hostname": "sandbox\n",
-    "resolv.conf": "# There is no name server in here.\n",
+    "resolv.conf": "# The door of this sandbox, which looks up what its egress policy allows.\nnameserver 127.0.0.1\n",
     "nsswitch.conf": (
         "passwd: files\ngroup: files\nshadow: files\nhosts: files dns\n"
         "networks: files\nprotocols: files\nservices: files\n"
@@ -110,13 +110,24 @@ _WRITTEN = {
     "bash.bashrc": "[ -z \"$PS1\" ] && return\nshopt -s checkwinsize\nPS1='\\u@\\h:\\w\\$ '\n",
 }
 _FORMAT = 1
+# Files that hold every certificate a program trusts.
+_BUNDLES = (
+    "/etc/ssl/certs/ca-certificates.crt",
+    "/etc/ssl/cert.pem",
+    "/etc/pki/tls/certs/ca-bundle.crt",
+    "/etc/pki/tls/cert.pem",
+    "/etc/pki/ca-trust/extracted/pem/tls-ca-bundle.pem",
+)
 _MAX_FILE = 64 << 20
 
 
-def host_skeleton(home: Path, idmap: IdMap) -> Path:
-    """The skeleton for the host as it is now, built anew only when something it is made of has changed."""
+def host_skeleton(home: Path, idmap: IdMap, authority: str = "") -> Path:
+    """The skeleton for the host as it is now, built anew only when something it is made of has changed.
+
+    ``authority`` is a certificate that its programs are to trust beside those the host does.
+    """
     base = home / "images"
-    target = base / ".host" / _digest(idmap)
+    target = base / ".host" / _digest(idmap, authority)
     if target.is_dir():
         return target
     private_directory(base, idmap)
@@ -126,7 +137,7 @@ def host_skeleton(home: Path, idmap: IdMap) -> Path:
         (place / "root").mkdir(mode=0o700)
         fd = os.open(place / "root", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
-            run_mapped(idmap, build, fd, descriptors=(fd,))
+            run_mapped(idmap, build, fd, authority, descriptors=(fd,))
         finally:
             os.close(fd)
         try:
@@ -138,7 +149,7 @@ def host_skeleton(home: Path, idmap: IdMap) -> Path:
     return target
 
 
-def build(idmap: IdMap, progress: Callable[[int], None] | None, target: int) -> None:
+def build(idmap: IdMap, progress: Callable[[int], None] | None, target: int, authority: str = "") -> None:
     """Write the skeleton into the empty directory open as ``target``."""
     root = Rootfs(target, idmap)
     try:
@@ -150,7 +161,7 @@ def build(idmap: IdMap, progress: Callable[[int], None] | None, target: int) -> 
         for name, mode in _DIRECTORIES.items():
             root.directory(components(name), Meta(mode))
         for path, found in _sources():
-            _copy(root, path, found)
+            _copy(root, path, found, authority)
         for name, text in _WRITTEN.items():
             mode = 0o640 if name.endswith("shadow") else 0o644
             root.file(("etc", name), Meta(mode), io.BytesIO(text.encode()).read)
@@ -162,7 +173,7 @@ def build(idmap: IdMap, progress: Callable[[int], None] | None, target: int) -> 
         root.close()
 
 
-def _copy(root: Rootfs, path: str, found: os.stat_result) -> None:
+def _copy(root: Rootfs, path: str, found: os.stat_result, authority: str) -> None:
     meta = Meta(stat.S_IMODE(found.st_mode) & 0o755, mtime=found.st_mtime)
     inside = components(path)
     if stat.S_ISDIR(found.st_mode):
@@ -171,6 +182,8 @@ def _copy(root: Rootfs, path: str, found: os.stat_result) -> None:
         root.symlink(inside, meta, os.readlink(path))
     else:
         content = Path(path).read_bytes()
+        if path in _BUNDLES and authority:
+            content = content.rstrip() + b"\n" + authority.encode()
         if b"PRIVATE KEY-----" not in content:
             root.file(inside, meta, io.BytesIO(content).read)
 
@@ -205,9 +218,9 @@ def _readable(path: str, found: os.stat_result) -> Iterator[tuple[str, os.stat_r
                 yield from _readable(entry.path, entry.stat(follow_symlinks=False))
 
 
-def _digest(idmap: IdMap) -> str:
+def _digest(idmap: IdMap, authority: str) -> str:
     """By what the files' inodes say: reading them all again at every start would take too long."""
-    digest = hashlib.sha256(repr((_FORMAT, _DIRECTORIES, _WRITTEN, list(_layout()))).encode())
+    digest = hashlib.sha256(repr((_FORMAT, _DIRECTORIES, _WRITTEN, authority, list(_layout()))).encode())
     digest.update(repr((idmap.kind, idmap.uid_ranges, idmap.gid_ranges)).encode())
     for path, found in _sources():
         link = os.readlink(path) if stat.S_ISLNK(found.st_mode) else ""

@@ -17,7 +17,8 @@ from skerry.errors import HostUnfitError, SandboxStartError
 from skerry.portal.packets import Packets, close_all
 from skerry.providers.local import loops
 
-Ended = Callable[[int, str], None]
+Ended = Callable[[int, str, Mapping[str, str]], None]
+"""Called with its status, what it said at the end, and the last figures of its control groups."""
 
 
 class Launcher:
@@ -140,7 +141,7 @@ class Launcher:
             self._pids.pop(message["ended"], None)
             ended = self._ended.pop(message["ended"], None)
             if ended is not None:
-                ended(message["status"], message["stderr"].strip())
+                ended(message["status"], message["stderr"].strip(), message["figures"])
             return
         future = self._waiting.get(message["i"])
         if future is None or future.done():
@@ -163,7 +164,7 @@ class Launcher:
             if not future.done():
                 future.set_exception(SandboxStartError("The launcher ended.", hint="Restart the server."))
         for ended in list(self._ended.values()):
-            ended(-9, "the launcher ended")
+            ended(-9, "the launcher ended", {})
         self._ended.clear()
         self._pids.clear()
 

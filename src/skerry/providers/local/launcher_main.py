@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import fcntl
 import json
 import os
 import resource
@@ -18,6 +19,7 @@ import socket
 import struct
 import subprocess
 import sys
+import time
 from types import ModuleType
 from typing import Any
 
@@ -27,12 +29,21 @@ MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_REMOUNT, MS_NOATIME = 1, 2, 4, 8, 
 MS_BIND, MS_REC, MS_PRIVATE, MS_SLAVE, MS_SHARED = 4096, 16384, 1 << 18, 1 << 19, 1 << 20
 PR_SET_PDEATHSIG, PR_CAPBSET_DROP, PR_SET_SECCOMP, PR_SET_NO_NEW_PRIVS = 1, 24, 22, 38
 SYS_PIVOT_ROOT = {"x86_64": 155}.get(os.uname().machine, 41)
+SYS_KEYCTL, KEYCTL_JOIN_SESSION_KEYRING = {"x86_64": 250}.get(os.uname().machine, 219), 1
 MNT_DETACH = 2
 SYS_OPEN_TREE, SYS_MOVE_MOUNT, SYS_MOUNT_SETATTR = 428, 429, 442
 OPEN_TREE_CLONE, AT_RECURSIVE, AT_EMPTY_PATH, MOVE_MOUNT_F_EMPTY_PATH = 1, 0x8000, 0x1000, 4
 MOUNT_ATTR_IDMAP = 0x100000
 SECCOMP_MODE_FILTER = 2
+IP_PKTINFO, IP_FREEBIND = 8, 15
+SIOCGIFFLAGS, IFF_UP = 0x8913, 1
+RTM_NEWADDR, RTM_NEWROUTE, NLM_NEW = 20, 24, 0x1 | 0x4 | 0x400  # request, acknowledge, create
+RT_TABLE_MAIN, RTPROT_STATIC, RT_SCOPE_HOST, RTN_LOCAL, RTA_OIF, RTA_PREFSRC = 254, 4, 254, 2, 4, 7
+IFA_ADDRESS, IFA_LOCAL, LOOPBACK = 1, 2, 1
+LOOPBACK_SECONDS = 5.0
 SYS_CLONE3, CLONE_INTO_CGROUP = 435, 0x200000000
+SYS_SCHED_SETATTR = {"x86_64": 314}.get(os.uname().machine, 274)
+TURN_NANOSECONDS = 200_000
 FAREWELL_SECONDS = 10
 AGAIN = 50
 """Milliseconds until a group that was not empty is looked at again."""
@@ -178,70 +189,136 @@ def write(path: str, text: str) -> None:
 
 
 class Group:
-    """The control group of a sandbox, made here and removed when the last of it has ended."""
+    """The control groups of a sandbox, made here and removed when the last of it has ended.
 
-    def __init__(self, version: int, directory: str) -> None:
-        self.version = version
-        self.directory = directory
+    ``unified`` is one of version 2, ``legacy`` are those of version 1; a host may have both. The server says what is to
+    be written to which file, and which are to be read for the last time.
+    """
+
+    def __init__(self, request: dict[str, Any]) -> None:
+        self.unified: str | None = request["unified"]
+        self.legacy: list[str] = request["legacy"]
+        self.freezer: list[str] = request["freezer"]
+        self.figures: dict[str, str] = request["figures"]
+        for directory in self.directories():
+            self.make(directory, request["above"])
+        for path, text in request["settings"]:
+            try:
+                write(path, text)
+            except OSError as error:
+                # Less than that is allowed to the group above, as in a container: that holds, then.
+                if error.errno != errno.EINVAL or not path.endswith("/cpu.cfs_quota_us"):
+                    raise
+
+    def directories(self) -> list[str]:
+        return [*([self.unified] if self.unified else []), *self.legacy]
+
+    def make(self, directory: str, above: list[list[str]]) -> None:
         for attempt in range(5):
             try:
-                return os.makedirs(directory, exist_ok=True)
+                return os.mkdir(directory)
+            except FileExistsError:
+                return
             except FileNotFoundError:
                 if attempt == 4:  # others of this home make and remove the directory above it, too
                     raise
+            home = os.path.dirname(directory)
+            os.makedirs(home, exist_ok=True)
+            for path, text in above:
+                if os.path.dirname(path) == home:
+                    try:
+                        write(path, text)
+                    except OSError as error:
+                        print(f"{path}: {error.strerror}", file=sys.stderr)
 
     def fork(self) -> int:
-        """A child that is in the group from its first moment. To move one there later can take the kernel long."""
-        if self.version == 2:
-            directory = self.entrance()
+        """A child that is in the groups before it does anything. To move one there from outside takes the kernel long,
+        and to be cloned into one, or to move oneself alone, does not."""
+        pid = -1
+        if self.unified is not None:
+            directory = os.open(self.unified, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             arguments = struct.pack("11Q", CLONE_INTO_CGROUP, 0, 0, 0, signal.SIGCHLD, 0, 0, 0, 0, 0, directory)
             pid = here.syscall(SYS_CLONE3, arguments, len(arguments))
             os.close(directory)
-            if pid >= 0:
-                return int(pid)
-        # Also where a container's own filter keeps clone3 from us.
-        pid = os.fork()
+        cloned = pid >= 0
+        if not cloned:  # also where a container's own filter keeps clone3 from us
+            pid = os.fork()
         if pid == 0:
             try:
-                write(f"{self.directory}/cgroup.procs", "0")
+                if self.unified is not None and not cloned:
+                    write(f"{self.unified}/cgroup.procs", "0")
+                for directory_1 in self.legacy:
+                    write(f"{directory_1}/tasks", "0")
             except OSError:
                 os._exit(126)
         return pid
 
-    def entrance(self) -> int:
-        """What a process needs to be in the group: to be cloned into it, or to write to."""
-        if self.version == 2:
-            return os.open(self.directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        return os.open(f"{self.directory}/cgroup.procs", os.O_WRONLY | os.O_CLOEXEC)
+    def entrances(self) -> list[int]:
+        """What a process needs to be in the groups: one to be cloned into, the others to write to."""
+        found = []
+        try:
+            if self.unified is not None:
+                found.append(os.open(self.unified, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
+            for directory in self.legacy:
+                found.append(os.open(f"{directory}/tasks", os.O_WRONLY | os.O_CLOEXEC))
+        except OSError:
+            for fd in found:
+                os.close(fd)
+            raise
+        return found
 
     def thaw(self) -> None:
         """What was killed while it was frozen can end now."""
-        name, text = ("cgroup.freeze", "0") if self.version == 2 else ("freezer.state", "THAWED")
         try:
-            write(f"{self.directory}/{name}", text)
+            write(*self.freezer)
         except FileNotFoundError:
             pass
 
+    def last_figures(self) -> dict[str, str]:
+        found = {}
+        for name, path in self.figures.items():
+            try:
+                with open(path) as file:
+                    found[name] = file.read(16384)
+            except OSError:
+                pass
+        return found
+
     def remove(self) -> bool:
-        """Whether it is gone; an isolated session or a template that was sown may be in it still."""
-        try:
-            os.rmdir(self.directory)
-        except OSError as error:
-            return error.errno == errno.ENOENT
-        return True
+        """Whether all are gone; an isolated session or a template that was sown may be in them still."""
+        gone = True
+        for directory in self.directories():
+            try:
+                os.rmdir(directory)
+            except OSError as error:
+                gone = gone and error.errno == errno.ENOENT
+        return gone
 
 
 def fork(group: Group | None) -> int:
-    return os.fork() if group is None else group.fork()
+    pid = os.fork() if group is None else group.fork()
+    if pid == 0:
+        take_short_turns()
+    return pid
+
+
+def take_short_turns() -> None:
+    """Of the processor: whoever else wakes up, such as the server or another sandbox, waits no longer than one turn for
+    what computes in here. All that is started inside inherits it; kernels before 6.12 do not heed it."""
+    if os.sched_getscheduler(0) == os.SCHED_OTHER:
+        nice = os.getpriority(os.PRIO_PROCESS, 0)
+        libc.syscall(SYS_SCHED_SETATTR, 0, struct.pack("IIQiIQQQ", 48, 0, 0, nice, 0, TURN_NANOSECONDS, 0, 0), 0)
 
 
 # -- sandboxes ---------------------------------------------------------------------------------------------------------
 
 
 class Sandbox:
-    def __init__(self, key: str, monitor: int, stderr: int, group: Group | None) -> None:
+    def __init__(self, key: str, monitor: int, stderr: int, group: Group | None, open_files: int | None) -> None:
         self.key = key
         self.group = group
+        self.open_files = open_files
+        self.entered = False  # a second PID 1 in a sandbox that has its own
         self.monitor = monitor  # our child: bubblewrap, or the process that entered
         self.stderr = stderr
         self.pid: int | None = None  # host pid of the sandbox's PID 1
@@ -251,16 +328,16 @@ class Sandbox:
 
 def start(request: dict[str, Any], fds: list[int]) -> Sandbox:
     """bubblewrap, with the user namespace's maps written by us while it waits."""
-    init_socket, filter_fd = fds
+    init_socket, filter_fd, *doorway = fds
     info, told = os.pipe()
     blocked, go = os.pipe()
     stderr = os.memfd_create("stderr", os.MFD_CLOEXEC)
     argv = [*request["bwrap"], "--info-fd", "5", "--userns-block-fd", "6", *request["argv"]]
-    group = Group(*request["group"]) if request["group"] else None
+    group = Group(request["group"]) if request["group"] else None
     monitor = fork(group)
     if monitor == 0:
         try:
-            arrange([init_socket, filter_fd, told, blocked], stderr)
+            arrange([init_socket, filter_fd, told, blocked], stderr, request["openFiles"])
             become(request["runner"])
             os.execve(argv[0], argv, {})
         except OSError as error:
@@ -268,7 +345,7 @@ def start(request: dict[str, Any], fds: list[int]) -> Sandbox:
         os._exit(127)
     os.close(told)
     os.close(blocked)
-    sandbox = Sandbox(request["key"], monitor, stderr, group)
+    sandbox = Sandbox(request["key"], monitor, stderr, group, request["openFiles"])
     try:
         text = b""
         while chunk := os.read(info, 4096):
@@ -277,6 +354,8 @@ def start(request: dict[str, Any], fds: list[int]) -> Sandbox:
                 sandbox.pid = json.loads(text)["child-pid"]
                 sandbox.pidfd = os.pidfd_open(sandbox.pid)
                 write_maps(sandbox.pid, request["idmap"])
+                for channel in doorway:
+                    listen(sandbox.pidfd, request["ports"], request["redirect"], channel)
                 os.write(go, b"1")
                 break
     except OSError:
@@ -287,6 +366,85 @@ def start(request: dict[str, Any], fds: list[int]) -> Sandbox:
         os.close(info)
         os.close(go)
     return sandbox
+
+
+def listen(pidfd: int, ports: dict[str, list[int]], redirect: dict[str, Any] | None, channel: int) -> None:
+    """Sockets on a sandbox's loopback, made from outside and sent to the server.
+
+    A socket that PID 1 had made would be its as well: it could have the server wait in ``accept`` for ever.
+    ``redirect`` says how connections to everywhere else are to arrive at one of them; that takes a little longer.
+    """
+    if os.fork():
+        return
+    try:
+        with socket.socket(fileno=channel) as server:
+            made: list[socket.socket] = []
+            try:
+                # Power over the network comes from the namespace of its users: over the host's we have, and need, none.
+                check(libc.setns(pidfd, CLONE_NEWUSER | CLONE_NEWNET), "setns")
+                become([0, 0])
+                for kind, numbers in ports.items():
+                    for port in numbers:
+                        made.append(loopback(kind, port))
+                socket.send_fds(server, [b"1"], [sock.fileno() for sock in made])
+                if redirect is not None:
+                    lead_back(redirect)
+                    server.send(b"1")
+            except (OSError, subprocess.SubprocessError) as error:
+                server.send(b"0" + (getattr(error, "strerror", None) or str(error)).encode())
+    finally:
+        os._exit(0)
+
+
+def loopback(kind: str, port: int) -> socket.socket:
+    sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM if kind == "tcp" else socket.SOCK_DGRAM)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    # The device is still down: bubblewrap, which waits for us, sets it up, and insists on doing so itself.
+    sock.setsockopt(socket.IPPROTO_IP, IP_FREEBIND, 1)
+    if kind == "tcp":
+        sock.bind(("127.0.0.1", port))
+        sock.listen(512)
+    else:
+        # Whatever address is asked, once all of them lead here; the answer is to come from that one.
+        sock.setsockopt(socket.IPPROTO_IP, IP_PKTINFO, 1)
+        sock.bind(("0.0.0.0", port))
+    return sock
+
+
+def lead_back(redirect: dict[str, Any]) -> None:
+    """Every address becomes one of the loopback's, and the kernel leads connections there to the server's socket."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
+        until = time.monotonic() + LOOPBACK_SECONDS
+        while not struct.unpack("16sH14x", fcntl.ioctl(any_socket, SIOCGIFFLAGS, b"lo".ljust(32, b"\0")))[1] & IFF_UP:
+            if time.monotonic() > until:
+                raise OSError(errno.ENETDOWN, "the loopback device does not come up")
+            time.sleep(0.0005)
+    # An address beside 127.0.0.1, for want of which programs would take this machine for one without a network.
+    own = socket.inet_aton(redirect["address"])
+    address = struct.pack("BBBBI", socket.AF_INET, 32, 0, 0, LOOPBACK)
+    ask_kernel(RTM_NEWADDR, address + struct.pack("HH", 8, IFA_ADDRESS) + own + struct.pack("HH", 8, IFA_LOCAL) + own)
+    route = struct.pack("BBBBBBBBI", socket.AF_INET, 0, 0, 0, RT_TABLE_MAIN, RTPROT_STATIC, RT_SCOPE_HOST, RTN_LOCAL, 0)
+    # From that address: otherwise a program would be told that it speaks from the very address it speaks to.
+    source = struct.pack("HH", 8, RTA_PREFSRC) + own
+    ask_kernel(RTM_NEWROUTE, route + struct.pack("HHI", 8, RTA_OIF, LOOPBACK) + source)
+    subprocess.run(
+        redirect["argv"],
+        input=redirect["rules"].encode(),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        check=True,
+        timeout=LOOPBACK_SECONDS,
+        # Each sandbox has tables of its own, so there is nothing to lock that others could hold.
+        env={"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "XTABLES_LOCKFILE": "/dev/null"},
+    )
+
+
+def ask_kernel(kind: int, body: bytes) -> None:
+    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 0) as netlink:
+        netlink.send(struct.pack("IHHII", 16 + len(body), kind, NLM_NEW, 1, 0) + body)
+        number = -struct.unpack("i", netlink.recv(4096)[16:20])[0]
+        if number:
+            raise OSError(number, os.strerror(number))
 
 
 def enter(request: dict[str, Any], fds: list[int], target: Sandbox) -> Sandbox:
@@ -312,7 +470,7 @@ def enter(request: dict[str, Any], fds: list[int], target: Sandbox) -> Sandbox:
             check(libc.unshare(CLONE_NEWPID | CLONE_NEWNS), "unshare")
             first = os.fork()
             if first == 0:
-                confine(request, init_socket, stderr, program)
+                confine(request, init_socket, stderr, program, target.open_files)
             os.write(tell, b"%d" % first)
             os.close(tell)
             status = os.waitstatus_to_exitcode(os.waitpid(first, 0)[1]) & 0xFF
@@ -320,7 +478,8 @@ def enter(request: dict[str, Any], fds: list[int], target: Sandbox) -> Sandbox:
             os.write(stderr, str(error.strerror).encode())
         os._exit(status)
     os.close(tell)
-    sandbox = Sandbox(request["key"], monitor, stderr, target.group)
+    sandbox = Sandbox(request["key"], monitor, stderr, target.group, target.open_files)
+    sandbox.entered = True
     pid = os.read(told, 32)
     os.close(told)
     if pid:
@@ -361,7 +520,7 @@ def seed(request: dict[str, Any], control: int) -> int:
         check(libc.syscall(SYS_PIVOT_ROOT, b".", b"."), "pivot_root")
         check(libc.umount2(b".", MNT_DETACH), "umount")
         os.chdir("/")
-        arrange([control], os.open("/dev/null", os.O_WRONLY))
+        arrange([control], os.open("/dev/null", os.O_WRONLY), None)
         os.execve(request["argv"][0], request["argv"], {"HOME": "/root", "PATH": "/usr/bin:/bin"})
     finally:
         os._exit(127)
@@ -372,8 +531,12 @@ def sow(request: dict[str, Any], fds: list[int], target: Sandbox) -> None:
     if target.pidfd is None:
         raise ProcessLookupError(errno.ESRCH, "it has ended")
     group = target.group
-    order = {"capabilities": request["capabilities"], "group": 0 if group is None else group.version}
-    entrances = [] if group is None else [group.entrance()]
+    order = {
+        "capabilities": request["capabilities"],
+        "unified": group is not None and group.unified is not None,
+        "openFiles": target.open_files,
+    }
+    entrances = [] if group is None else group.entrances()
     try:
         with socket.socket(fileno=os.dup(fds[0])) as control:
             socket.send_fds(control, [json.dumps(order).encode()], [target.pidfd, *fds[1:], *entrances])
@@ -382,7 +545,7 @@ def sow(request: dict[str, Any], fds: list[int], target: Sandbox) -> None:
             os.close(fd)
 
 
-def confine(request: dict[str, Any], init_socket: int, stderr: int, program: bytes) -> None:
+def confine(request: dict[str, Any], init_socket: int, stderr: int, program: bytes, open_files: int | None) -> None:
     class Program(ctypes.Structure):
         _fields_ = [("length", ctypes.c_ushort), ("filter", ctypes.c_char_p)]
 
@@ -392,7 +555,7 @@ def confine(request: dict[str, Any], init_socket: int, stderr: int, program: byt
         mount(None, "/", None, MS_REC | MS_SLAVE)
         mount("proc", "/proc", "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC)
         os.chdir("/")
-        arrange([init_socket], stderr)
+        arrange([init_socket], stderr, open_files)
         for capability in range(64):
             if capability not in request["capabilities"]:
                 libc.prctl(PR_CAPBSET_DROP, capability, 0, 0, 0)
@@ -405,7 +568,7 @@ def confine(request: dict[str, Any], init_socket: int, stderr: int, program: byt
     os._exit(127)
 
 
-def arrange(fds: list[int], stderr: int) -> None:
+def arrange(fds: list[int], stderr: int, open_files: int | None) -> None:
     """Descriptors 3, 4, … are ``fds``; 0 and 1 are nothing; 2 is kept to be read if it fails. No other stays open."""
     null = os.open("/dev/null", os.O_RDWR)
     sources = [null, null, stderr, *fds]
@@ -418,8 +581,14 @@ def arrange(fds: list[int], stderr: int) -> None:
     os.closerange(count, 1 << 20)
     # The server's own limit is high; programs inside expect the customary one, and may raise it.
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    hard = hard if open_files is None else min(hard, open_files)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(1024, hard), hard))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a crash inside is not the host's core handler's business
+    # A crash inside is not the host's core handler's business. A handler that is a program is started even for a limit
+    # of 0; only 1 means that there is to be no dump at all. The filter keeps the limit as it is.
+    try:
+        resource.setrlimit(resource.RLIMIT_CORE, (1, 1))
+    except ValueError:
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # the server's user was given no more
 
 
 def become(ids: list[int] | None) -> None:
@@ -549,15 +718,19 @@ class Launcher:
                 os.close(mounted)
             if sandbox.pidfd is not None:
                 os.close(sandbox.pidfd)
-            if sandbox.group is not None and not sandbox.group.remove():
-                self.occupied.append(sandbox.group)
+            figures = {}
+            if sandbox.group is not None and not sandbox.entered:
+                figures = sandbox.group.last_figures()
+                if not sandbox.group.remove():
+                    self.occupied.append(sandbox.group)
             code = os.waitstatus_to_exitcode(status)
-            self.send({"ended": sandbox.key, "status": code, "stderr": text.decode(errors="replace")})
+            said = text.decode(errors="replace")
+            self.send({"ended": sandbox.key, "status": code, "stderr": said, "figures": figures})
 
     def leave(self) -> None:
         """The server is gone: end every sandbox and remove its group, but wait for none that cannot end."""
         signal.alarm(FAREWELL_SECONDS)
-        groups = {s.group.directory: s.group for s in self.monitors.values() if s.group is not None}
+        groups = {id(s.group): s.group for s in self.monitors.values() if s.group is not None}
         for key in list(self.sandboxes):
             self.kill(key)
         try:
@@ -565,12 +738,14 @@ class Launcher:
                 self.monitors.pop(os.wait()[0], None)
         except ChildProcessError:
             pass
-        for directory, group in groups.items():
+        for group in groups.values():
             group.remove()
-            try:
-                os.rmdir(os.path.dirname(directory))
-            except OSError:
-                pass  # another server uses it
+            for home in map(os.path.dirname, group.directories()):
+                try:
+                    if os.path.basename(home).startswith("skerry-"):
+                        os.rmdir(home)
+                except OSError:
+                    pass  # another server uses it
         os._exit(0)
 
     def receive(self) -> None:
@@ -617,6 +792,9 @@ class Launcher:
 
 
 if __name__ == "__main__":
+    # What the server's user keeps in its keyring is not for sandboxes to inherit. Where the kernel has none, or a
+    # container keeps the call from us, there is nothing to inherit either.
+    libc.syscall(SYS_KEYCTL, KEYCTL_JOIN_SESSION_KEYRING, None)
     try:
         Launcher(socket.socket(fileno=int(sys.argv[1]))).run()
     except (BrokenPipeError, ConnectionResetError):

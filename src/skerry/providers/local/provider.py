@@ -4,50 +4,77 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import fcntl
 import os
 import resource
 import secrets
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from skerry.errors import FreezeFailedError, HostUnfitError, SandboxLostError, SandboxStartError, SkerryError
-from skerry.models import ImageInfo
+import structlog
+
+from skerry.egress.authority import Authority
+from skerry.egress.environment import TRUST
+from skerry.errors import (
+    FreezeFailedError,
+    HostUnfitError,
+    LimitTooLowError,
+    SandboxLostError,
+    SandboxStartError,
+    SkerryError,
+)
+from skerry.limits import host_memory, shown_size
+from skerry.models import ImageInfo, Limits, shown_id
 from skerry.portal.clock import Clock
 from skerry.portal.contract import Portal
 from skerry.portal.socket import SocketPortal
-from skerry.providers.contract import Capabilities, Changes, Machine, Spec
-from skerry.providers.local import bubblewrap, cgroups, probe, toolbox
+from skerry.providers.contract import Capabilities, Changes, Machine, Measure, Spec
+from skerry.providers.local import bubblewrap, cgroups, probe, toolbox, trust
 from skerry.providers.local.cgroups import Cgroups, Group
+from skerry.providers.local.controls import KEPT_FOR_THE_HOST, Controls, Watch, above, figured
 from skerry.providers.local.difference import Difference
 from skerry.providers.local.disk import Disk, Hold
 from skerry.providers.local.doctor import examine
+from skerry.providers.local.doorway import Doorway, redirections
 from skerry.providers.local.hostimage import host_skeleton
 from skerry.providers.local.idmap import IdMap
 from skerry.providers.local.images import Images
-from skerry.providers.local.launcher import Launcher
+from skerry.providers.local.launcher import Ended, Launcher
 from skerry.providers.local.launcher import bubblewrap as bubblewrap_path
 from skerry.providers.local.seccomp import compile_filter
 from skerry.providers.local.seed import Seed
 from skerry.providers.local.stillness import while_still
 from skerry.providers.local.toolbox import SCRATCH, Toolbox
 from skerry.providers.local.trees import remove_tree
+from skerry.providers.local.turns import take_short_turns
+from skerry.runtime.faults import Met
+from skerry.runtime.runtime import Runtime
 from skerry.settings import Settings
+
+log = structlog.get_logger(__name__)
 
 HOST = "host"
 TOP = ("/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
 START_TIMEOUT = 30.0
+_TO_START = 16 << 20
+"""Bytes that starting a sandbox may write to its disk."""
 
 
 class LocalMachine:
     """A running sandbox: its portal, the lock on its files, and the isolated portals opened into it."""
 
+    runtime = Runtime
+
     def __init__(self, provider: LocalProvider, key: str, lock: int, died: Callable[[str], Awaitable[None]]) -> None:
         self.key = key
+        self.id = key.partition("/")[0]
         self.clock = Clock()
         self.portal: SocketPortal
+        self.transparent = False
         self._provider = provider
         self._lock = lock
         self._died = died
@@ -57,13 +84,19 @@ class LocalMachine:
         self._entering = asyncio.Lock()
         self._frozen = False
         self._stopping = False
+        self._watch: Watch | None = None
+        self._last: Measure | None = None
 
-    def ended(self, status: int, stderr: str) -> None:
+    def ended(self, status: int, stderr: str, figures: Mapping[str, str]) -> None:
         """Called when nothing of the sandbox runs any more."""
+        self._last = figured(figures)
+        starved = " for want of memory" if self._last.met.memory else ""
         if not self._ended.done():
-            self._ended.set_result(stderr or f"it ended with status {status}")
+            self._ended.set_result(
+                stderr or (f"it was killed{starved}" if starved else f"it ended with status {status}")
+            )
         if not self._stopping:
-            self._provider.own(self._mourn(stderr or "its init was killed"))
+            self._provider.own(self._mourn(stderr or f"its init was killed{starved}"))
 
     async def _mourn(self, reason: str) -> None:
         await self._release()
@@ -73,6 +106,36 @@ class LocalMachine:
         """The portal broke: whatever is left behind it is ended, and ``ended`` will be called."""
         if not self._ended.done():
             self._provider.own(self._provider.launcher.kill(self.key))
+
+    # -- limits --------------------------------------------------------------------------------------------------------
+
+    def met(self) -> Met:
+        if self._last is not None:
+            return self._last.met
+        return Met() if self._watch is None else self._watch.met()
+
+    def measure(self) -> Measure:
+        if self._last is not None:
+            return self._last
+        group = self._provider.group(self.key)
+        found = Measure() if group is None else Controls(group).measure()
+        return replace(found, disk=self._provider.written(self))
+
+    async def limit(self, limits: Limits) -> None:
+        group = self._provider.group(self.key)
+        try:
+            if group is not None:
+                Controls(group).change(limits)
+            self._provider.limit_disk(self, limits)
+        except FileNotFoundError:
+            return  # it has just ended
+        except OSError as error:
+            if error.errno not in (errno.EBUSY, errno.EINVAL):
+                raise
+            raise LimitTooLowError(
+                f"The sandbox uses more memory now than {shown_size(limits.memory or 0)}.",
+                hint="End some of its processes first, or stop it: the limit can then be set for its next start.",
+            ) from error
 
     # -- sleep ---------------------------------------------------------------------------------------------------------
 
@@ -158,12 +221,19 @@ class LocalMachine:
         await self.portal.close()
         if not self._ended.done() and await self._provider.launcher.kill(self.key):
             await self._ended
+        if self._watch is not None:
+            self._watch.close()
+            self._watch = None
         if self._lock >= 0:
             os.close(self._lock)
             self._lock = -1
 
     async def started(self) -> None:
         """Wait until init answers; raise with what bubblewrap said if it never does."""
+        group = self._provider.group(self.key)
+        if group is not None:
+            with contextlib.suppress(FileNotFoundError):  # it has ended already
+                self._watch = Watch(group)
         ready = asyncio.ensure_future(self.portal.ready())
         try:
             async with asyncio.timeout(START_TIMEOUT):
@@ -210,6 +280,8 @@ class LocalProvider:
         self._toolbox: Toolbox
         self._held = contextlib.ExitStack()
         self._skeleton: Path
+        self._trust: Path
+        self._redirects: list[dict[str, Any]] = []
         self._filter = b""
         self.seed: Seed | None = None
         self._paths: dict[str, str] = {}
@@ -237,8 +309,15 @@ class LocalProvider:
             writable_system=self._idmapped,
             freeze="signals" if self._cgroups is None else "cgroup",
             mounts=self._fuse,
+            unheld=self._unheld(),
             details={"users": self._idmap.kind, "snapshots": self._disk.reason or "Snapshots take milliseconds."},
         )
+
+    def _unheld(self) -> dict[str, str]:
+        held = {} if self._cgroups is None else self._cgroups.controllers
+        why = "There are no control groups here" if self._cgroups is None else "Control groups here do not include it"
+        found = {kind: f"{why} that this server may use." for kind in cgroups.CONTROLLERS if kind not in held}
+        return found if self._disk.uncounted is None else {**found, "disk": self._disk.uncounted}
 
     # -- opening and closing -------------------------------------------------------------------------------------------
 
@@ -246,6 +325,7 @@ class LocalProvider:
         if self._open:
             return
         self._open = True
+        take_short_turns()
         self.home.mkdir(parents=True, exist_ok=True)
         await asyncio.to_thread(self._occupy)
         try:
@@ -266,6 +346,7 @@ class LocalProvider:
             **self._disk.exposed(),
             "images": self.home / "images",
             "bwrap": bubblewrap_path().parent.parent.parent,
+            "trust": self._trust,
             **self._toolbox.exposed(),
         }
         if self._idmap.kind == "root":
@@ -303,7 +384,9 @@ class LocalProvider:
         self._images = Images(self.home, self._idmap)
         self._toolbox = toolbox.build(self.home, self._settings.cache or self.home / "cache")
         self._held.callback(self._toolbox.close)
-        self._skeleton = host_skeleton(self.home, self._idmap)
+        self._trust = trust.build(self.home)
+        self._redirects = redirections() if self._settings.egress_transparent else []
+        self._skeleton = host_skeleton(self.home, self._idmap, Authority(self.home).certificate.decode())
         self._filter = compile_filter()
         self._cgroups = Cgroups.detect(self.home)
         self._fuse = probe.fuse().ok
@@ -314,8 +397,11 @@ class LocalProvider:
         """Start a throw-away sandbox. Fails closed: a host that cannot hold one gets no server."""
         spec = Spec(id=f".probe-{secrets.token_hex(4)}", image=HOST)
         try:
-            machine = await self.start(spec, _ignore)
-            await machine.stop()
+            while True:
+                machine = await self.start(spec, _ignore)
+                await machine.stop()
+                if machine.transparent or not self._redirects:
+                    break
         except SandboxStartError as error:
             wrong = [finding for finding in examine(self._settings) if finding.fatal and not finding.ok]
             hint = "; ".join(f"{f.name}: {f.remedy or f.detail}" for f in wrong) or "`skerry doctor` says more."
@@ -347,13 +433,16 @@ class LocalProvider:
         lock = await self._disk.acquire(spec.id)
         key = f"{spec.id}/{secrets.token_hex(4)}"
         machine = LocalMachine(self, key, lock, died)
+        doorway = Doorway(self._redirects[0] if self._redirects else None)
         try:
             line = bubblewrap.arguments(
-                hostname=spec.id.replace(".", ""),
+                hostname=shown_id(spec.id).replace(".", ""),
                 overlays=self._overlays(spec),
                 read_only=self._read_only(spec),
-                toolbox=self._toolbox.arguments(self._paths),
+                toolbox=[*self._toolbox.arguments(self._paths), "--ro-bind", self._paths["trust"], TRUST],
+                tmpfs=spec.limits.tmpfs,
             )
+            full = self._limit_disk_for_start(spec)
             machine.portal = await self._begin(
                 self.launcher.start,
                 key,
@@ -366,27 +455,60 @@ class LocalProvider:
                 argv=[*line, "--", *self._toolbox.init],
                 runner=self._runner(),
                 idmap=self._idmap_wire(),
-                group=self._group_wire(key),
+                group=self._group_wire(key, spec.limits),
+                openFiles=spec.limits.open_files,
                 clock=machine.clock,
+                doorway=doorway,
             )
         except OSError as error:
             os.close(lock)
+            doorway.close()
             raise SandboxStartError(f"The sandbox could not be started: {error.strerror}.") from error
         except BaseException:
             os.close(lock)
+            doorway.close()
             raise
-        await machine.started()
+        try:
+            await machine.started()
+            machine.portal.reserved = await doorway.receive()
+            machine.transparent = await doorway.redirected()
+            if full:
+                self._disk.limit(spec.id, spec.limits.disk)
+            if not machine.transparent and doorway.redirect in self._redirects:
+                self._redirects.remove(doorway.redirect)
+                log.info("a way to lead programs to the door does not work here", reason=doorway.why_not)
+        except OSError as error:
+            await machine.stop()
+            raise SandboxStartError(f"The sandbox has no way out: {error}.") from error
+        except asyncio.CancelledError:
+            await machine.stop()
+            raise
+        finally:
+            doorway.close()
         return machine
+
+    def _limit_disk_for_start(self, spec: Spec) -> bool:
+        """In place before the first process; whether it is full, and was given a little more to be started with."""
+        self._disk.limit(spec.id, spec.limits.disk, spare=_TO_START)
+        size = spec.limits.disk
+        return size is not None and (self._disk.written(spec.id) or 0) + _TO_START > size
+
+    def limit_disk(self, machine: LocalMachine, limits: Limits) -> None:
+        self._disk.limit(machine.id, limits.disk)
+
+    def written(self, machine: LocalMachine) -> int | None:
+        return self._disk.written(machine.id)
 
     async def rename(self, machine: Machine, id: str) -> None:
         assert isinstance(machine, LocalMachine)
-        old = machine.key.partition("/")[0]
+        old = machine.id
         # The overlay holds its directories by inode, and the lock travels with them.
         try:
             self._disk.rename(old, id)
         except OSError as error:
             raise SandboxStartError(f"The sandbox could not be started: {error.strerror}.") from error
-        await self.launcher.rename(machine.key, id)
+        machine.id = id
+        await self.launcher.rename(machine.key, shown_id(id))
 
     async def enter(self, machine: LocalMachine) -> SocketPortal:
         """A portal into a pid namespace of its own in a machine that runs."""
@@ -402,7 +524,7 @@ class LocalProvider:
             self.launcher.enter,
             key,
             machine.key,
-            ended=lambda status, stderr: gone.set_result(None),
+            ended=lambda status, stderr, figures: gone.set_result(None),
             on_close=close,
             clock=machine.clock,
             argv=list(self._toolbox.init),
@@ -437,19 +559,23 @@ class LocalProvider:
         self,
         launch: Callable[..., Awaitable[int | None]],
         *keys: str,
-        ended: Callable[[int, str], None],
+        ended: Ended,
         on_lost: Callable[[str], None] | None = None,
         isolate: Callable[[], Awaitable[Portal]] | None = None,
         sow: Callable[[Sequence[int]], Awaitable[bool]] | None = None,
         on_close: Callable[[], Awaitable[None]] | None = None,
         code: Mapping[str, Sequence[Sequence[str]]] | None = None,
         clock: Clock | None = None,
+        doorway: Doorway | None = None,
         **arguments: Any,
     ) -> SocketPortal:
+        more = [] if doorway is None else [doorway.channel]
+        if doorway is not None:
+            arguments |= {"ports": doorway.ports, "redirect": doorway.redirect}
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
             with self._filtering() as filter:
-                await launch(*keys, fds=[theirs.fileno(), filter], ended=ended, **arguments)
+                await launch(*keys, fds=[theirs.fileno(), filter, *more], ended=ended, **arguments)
         except BaseException:
             ours.close()
             raise
@@ -501,9 +627,25 @@ class LocalProvider:
         """The control group a machine runs in, where there are any."""
         return None if self._cgroups is None else self._cgroups.group(key)
 
-    def _group_wire(self, key: str) -> list[object] | None:
+    def _group_wire(self, key: str, limits: Limits) -> dict[str, object] | None:
         group = self.group(key)
-        return None if group is None else [group.version, str(group.directory)]
+        if group is None or self._cgroups is None:
+            return None
+        unified = str(group.directory) if group.version == 2 else None
+        freezer = ["cgroup.freeze", "0"] if group.version == 2 else ["freezer.state", "THAWED"]
+        controls = Controls(group)
+        return {
+            "unified": unified,
+            "legacy": [str(path) for path in group.directories if str(path) != unified],
+            "freezer": [f"{group.directory}/{freezer[0]}", freezer[1]],
+            "above": [[str(path), text] for path, text in above(self._cgroups, self._most_memory())],
+            "settings": [[str(path), text] for path, text in (*self._cgroups.handing(), *controls.settings(limits))],
+            "figures": controls.figures(),
+        }
+
+    def _most_memory(self) -> int:
+        """What all sandboxes of this home together may use, so that something is left for the server and the host."""
+        return int(host_memory() * (1 - KEPT_FOR_THE_HOST))
 
     # -- files of machines ---------------------------------------------------------------------------------------------
 
@@ -512,6 +654,9 @@ class LocalProvider:
 
     async def exists(self, id: str) -> bool:
         return self._disk.exists(id)
+
+    def full(self) -> bool:
+        return self._disk.full()
 
     async def forget(self, id: str) -> None:
         """Out of sight at once; the deletion itself takes as long as it takes, in the background."""

@@ -37,7 +37,10 @@ LIB = f"{INSIDE}/lib"
 VERSION = f"python{sys.version_info.major}.{sys.version_info.minor}"
 INTERPRETER = f"{INSIDE}/bin/{VERSION}"
 NODE = f"{INSIDE}/node/bin/node"
-SCRIPTS = ("init.py", "family.py", "tools.py", "packing.py", "ignored.py", "unpacking.py", "swapping.py", "hashing.py")
+SCRIPTS = (
+    *("init.py", "family.py", "tools.py", "packing.py", "ignored.py", "unpacking.py", "swapping.py", "hashing.py"),
+    "squashing.py",
+)
 EXTENSIONS = ("_ctypes", "_socket", "select", "_json", "fcntl", "_struct", "zlib", "_bz2", "_lzma", "grp", "termios")
 # What compiled packages may expect of the system, beside what the programs themselves were linked against.
 EXPECTED = ("libstdc++.so.6", "libgcc_s.so.1", "librt.so.1", "libutil.so.1", "libdl.so.2", "libpthread.so.0")

@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from datetime import datetime
 
 from skerry.errors import ContextNotFoundError, InterpreterNotReadyError
-from skerry.models import CodeContext, CodeEvent, Language, now
+from skerry.models import CodeContext, CodeError, CodeEvent, Language, now
+from skerry.runtime.faults import Met
 from skerry.runtime.interpreter.executor import Executor
 from skerry.runtime.interpreter.pool import Pool
 from skerry.runtime.interpreter.run import Outcome, Run
@@ -148,7 +149,7 @@ class Context:
         async with self._turn:
             if run.left:
                 raise asyncio.CancelledError
-            began = time.perf_counter()
+            began, before = time.perf_counter(), self._pool.faults.count()
             try:
                 outcome = await self._attempt(run, first=True)
                 if outcome is None:  # its process ended before it took the code
@@ -163,7 +164,8 @@ class Context:
             counted = self._info.execution_count + 1 if outcome.count is None else outcome.count
             self._info.execution_count = counted
             if outcome.error is not None:
-                run.emit(CodeEvent(type="error", error=outcome.error), len(outcome.error.message))
+                error = self._explained(outcome.error, before)
+                run.emit(CodeEvent(type="error", error=error), len(error.message))
             complete = CodeEvent(
                 type="complete",
                 context_id=self.id,
@@ -174,6 +176,15 @@ class Context:
             )
             run.emit(complete)
             return complete
+
+    def _explained(self, error: CodeError, before: Met) -> CodeError:
+        """With the limit that the code ran into, if it did."""
+        reached = self._pool.faults.blame(before, error.message.encode())
+        if reached is None:
+            return error
+        return error.model_copy(
+            update={"limit": reached.limit, "message": f"{error.message.rstrip()} {reached.message}".lstrip()}
+        )
 
     async def _attempt(self, run: Run, *, first: bool) -> Outcome | None:
         executor = await self._ready()

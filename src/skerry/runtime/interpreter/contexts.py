@@ -20,6 +20,8 @@ from skerry.models import (
 from skerry.portal.contract import Portal
 from skerry.record import Record
 from skerry.runtime.environment import WORKSPACE, check_cwd, check_env, check_id, check_text
+from skerry.runtime.faults import Faults
+from skerry.runtime.flow import Flow
 from skerry.runtime.interpreter.context import Context, Remembered
 from skerry.runtime.interpreter.languages import known
 from skerry.runtime.interpreter.nursery import PRELOADED
@@ -54,8 +56,10 @@ class Contexts:
         provision: Provision,
         records: Records | None = None,
         past: Sequence[Remembered] = (),
+        faults: Faults | None = None,
+        flow: Flow | None = None,
     ) -> None:
-        self._pool = Pool(portal, {**DEFAULTS, **env}, provision)
+        self._pool = Pool(portal, {**DEFAULTS, **env}, provision, faults, flow)
         self.records = records
         self.on_run: Callable[[str], None] | None = None
         """Told of every piece of code that is about to run, by its language."""

@@ -14,6 +14,7 @@ from typing import Any, Literal, Protocol
 from skerry.errors import SandboxLostError
 from skerry.portal.contract import Tree
 from skerry.runtime.capture import Pump
+from skerry.runtime.flow import Flow
 from skerry.runtime.interpreter.frames import Frames, Nonsense, encode
 from skerry.runtime.output import pipe, write_all
 
@@ -169,6 +170,11 @@ class Executor:
             return self._finished.result() if self._finished.done() else None
         finally:
             self._listener = self._finished = None
+
+    def within(self, flow: Flow | None) -> None:
+        """Let what it says take no more of the server's time than this."""
+        for pump in (*self._outputs, self._replies):
+            pump.flow = flow
 
     async def begin(self, cwd: str, env: Mapping[str, str]) -> None:
         """Make a process that was started in advance the one of a context; ``begun`` answers."""

@@ -20,6 +20,8 @@ from skerry.models import Language
 from skerry.portal.clock import Clock
 from skerry.portal.contract import Portal
 from skerry.runtime.environment import WORKSPACE
+from skerry.runtime.faults import Faults
+from skerry.runtime.flow import Flow
 from skerry.runtime.interpreter.breaker import Breaker
 from skerry.runtime.interpreter.executor import Executor, Pipes
 from skerry.runtime.interpreter.languages import LANGUAGES
@@ -51,7 +53,16 @@ class Provision:
 
 
 class Pool:
-    def __init__(self, portal: Portal, env: Mapping[str, str], provision: Provision) -> None:
+    def __init__(
+        self,
+        portal: Portal,
+        env: Mapping[str, str],
+        provision: Provision,
+        faults: Faults | None = None,
+        flow: Flow | None = None,
+    ) -> None:
+        self._flow = flow
+        self.faults = Faults() if faults is None else faults
         self._portal = portal
         self._env = env
         self._sizes = {
@@ -154,6 +165,7 @@ class Pool:
                 )
             if executor.ended.done():
                 raise OSError(executor.ended.result() + executor.last_words())
+            executor.within(self._flow)
             return executor
         except TimeoutError:
             await executor.kill()

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import hmac
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Literal
 
 from skerry.control.exposures import Exposure
+from skerry.control.reception import Known, Reception
 from skerry.control.registry import Registry
-from skerry.errors import ForbiddenError, PreviewNotFoundError, UnauthorizedError
+from skerry.errors import ForbiddenError, PreviewNotFoundError, SkerryError, UnauthorizedError
 from skerry.server import security
-from skerry.server.keys import Keys
+from skerry.server.keys import is_ours, key_in
 from skerry.server.preview import cookies
-from skerry.server.preview.address import Claim, Form, Visit, current, hostname, parameter, without
+from skerry.server.preview.address import Claim, Form, Place, Visit, current, hostname, parameter, without
+from skerry.server.preview.visits import Visits
 
 TOKEN = b"token"
 LINK = b"skerry_link"
@@ -38,23 +41,36 @@ class Admission:
     prefix: bytes
     cookie_scope: bytes | None
     set_cookies: list[bytes]
-    keys: Keys
+    reception: Reception
+    known: Known | None = None
+    """The key that gave the right to it, where it took one."""
 
     def is_ours(self, name: bytes, value: bytes) -> bool:
         """Whether a header holds a key of this server."""
-        return self.keys.are_in(name, value)
+        return is_ours(self.reception, name, value)
 
 
 class Access:
-    def __init__(self, registry: Registry, keys: tuple[str, ...]) -> None:
+    def __init__(self, registry: Registry, reception: Reception, visits: Visits) -> None:
         self._registry = registry
-        self._keys = Keys(keys)
+        self._reception = reception
+        self._visits = visits
 
     async def admit(self, claim: Claim, visit: Visit, *, redirects: bool = True) -> Admission | Redirect | None:
         """Leave to see it, or a detour first. None when the request is for the API after all.
 
         Whatever is wrong with an address, the answer is the same: it tells nobody which sandboxes there are.
         """
+        try:
+            admitted = await self._admit(claim, visit, redirects=redirects)
+        except SkerryError as error:
+            self._visits.refused(claim.place, visit, error)
+            raise
+        if isinstance(admitted, Admission):
+            self._visits.opened(Place(admitted.exposure.sandbox_id, admitted.exposure.port), visit)
+        return admitted
+
+    async def _admit(self, claim: Claim, visit: Visit, *, redirects: bool) -> Admission | Redirect | None:
         place = claim.place
         exposure = None if place is None else await self._registry.exposures.find(*place)
         if claim.form is Form.HOST and claim.shared and not (exposure and _lives_at(exposure, claim.domain)):
@@ -75,19 +91,24 @@ class Access:
                 "There is no preview at this address.",
                 hint="Expose the port again to get its address; what was unexposed or destroyed is gone.",
             )
-        by_link = self._require_right(exposure, visit) if exposure.private else False
-        return self._admission(exposure, claim, visit, redirects=redirects, by_token=given, by_link=by_link)
+        right = await self._require_right(exposure, visit) if exposure.private else None
+        by_link, known = right == "link", right if isinstance(right, Known) else None
+        admitted = self._admission(exposure, claim, visit, redirects=redirects, by_token=given, by_link=by_link)
+        return replace(admitted, known=known) if isinstance(admitted, Admission) and known else admitted
 
-    def _require_right(self, exposure: Exposure, visit: Visit) -> bool:
-        """Whether a link in the address gave the right to see a private one; raises when nothing did."""
-        if any(self._keys.are_in(name, value) for name, value in visit.headers):
-            return False
+    async def _require_right(self, exposure: Exposure, visit: Visit) -> Known | Literal["link", "cookie"]:
+        """What gave the right to see a private one: a key, a link in the address or in a cookie. Or raises."""
+        for name, value in visit.headers:
+            key = key_in(name, value)
+            known = None if key is None else await self._reception.by_key(key)
+            if known is not None and known.caller.sees(exposure.sandbox_id):
+                return known
         kept = cookies.read(visit.cookie, cookies.link_name(exposure.sandbox_id, exposure.port))
         if kept is not None and self._registry.exposures.verify_link(exposure, kept.decode("latin-1")):
-            return False
+            return "cookie"
         link = parameter(visit.query, LINK)
         if link is not None and self._registry.exposures.verify_link(exposure, link):
-            return True
+            return "link"
         kind = "preview_private" if link is None and kept is None else "preview_link_wrong"
         security.report(kind, visit.client, sandbox=exposure.sandbox_id, port=exposure.port)
         raise UnauthorizedError(
@@ -136,7 +157,7 @@ class Access:
             prefix=f"/preview/{id}/{port}".encode() if claim.form is Form.PATH else b"",
             cookie_scope=cookies.prefix(id, port) if by_path else None,
             set_cookies=fresh if visit.wants_page else [],
-            keys=self._keys,
+            reception=self._reception,
         )
 
 

@@ -25,7 +25,7 @@ API_PATHS = ("/v1", "/health", "/docs", "/openapi.json")
 _LABEL = re.compile(r"([1-9][0-9]{0,4})-([a-z0-9][a-z0-9_-]*)-([a-z0-9_]{1,63})", re.ASCII)
 _NUMBERED = re.compile(r"[0-9]+-")
 _AUTHORITY = re.compile(r"(?:[a-z0-9_.-]+|\[[0-9a-f:.]+\])(?::[0-9]{1,5})?")
-_PATH = re.compile(rb"/preview/([a-z0-9][a-z0-9_-]{0,62})/([1-9][0-9]{0,4})(?=/|$)")
+_PATH = re.compile(rb"/preview/([a-z0-9][a-z0-9_-]{0,72})/([1-9][0-9]{0,4})(?=/|$)")
 
 
 class Form(Enum):

@@ -7,6 +7,7 @@ each app's cookies carry a prefix in the browser that they lose on the way to th
 from __future__ import annotations
 
 OURS = b"skerry-"
+_OURS = (OURS, b"__Host-" + OURS)
 CURRENT = b"skerry-preview"
 
 
@@ -36,7 +37,7 @@ def to_app(header: bytes, scope: bytes | None) -> bytes:
     if scope is None:
         if OURS not in header:
             return header
-        return b"; ".join(part.strip() for part in header.split(b";") if not part.strip().startswith(OURS))
+        return b"; ".join(part.strip() for part in header.split(b";") if not part.strip().startswith(_OURS))
     parts = (part.strip() for part in header.split(b";"))
     return b"; ".join(part[len(scope) :] for part in parts if part.startswith(scope))
 
@@ -49,7 +50,7 @@ def to_browser(header: bytes, scope: bytes | None) -> bytes | None:
         kept = [part for part in attributes if not _is(part, b"domain", b"path")]
         return b";".join([scope + pair, *kept, b" Path=/"])
     # Of a cookie without a name browsers send back the bare value, which could be spelled like one of ours.
-    if pair.startswith((OURS, b"=")):
+    if pair.startswith((*_OURS, b"=")):
         return None
     if b"domain" not in header.lower():
         return header

@@ -105,7 +105,7 @@ class Exchange:
         if target is None:
             return self.upstream.release()
         try:
-            await self.upstream.pour(target, self._passed)
+            await self.upstream.pour(target, self._passed, self._wire.patience)
         except Unspliceable:
             pass
         except OSError:

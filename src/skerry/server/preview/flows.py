@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 from skerry.control.exposures import Exposure
 from skerry.control.presence import Presence
+from skerry.control.reception import Known, Reception
 from skerry.control.registry import Registry
 
 TICK = 0.25
@@ -34,17 +35,24 @@ class Flow:
 
 
 class Flows:
-    def __init__(self, registry: Registry, closing: asyncio.Event) -> None:
+    def __init__(self, registry: Registry, closing: asyncio.Event, reception: Reception) -> None:
         self._registry = registry
+        self._reception = reception
         self._closing = closing
         self._closing_since: float | None = None
         self._flows: set[Flow] = set()
         self._ticking = False
 
     @contextmanager
-    def begin(self, exposure: Exposure, end: Callable[[], None]) -> Iterator[Flow]:
-        """A flow to a sandbox, which keeps it awake while bytes move; ``end`` must break it off."""
-        with self._registry.attend(exposure.sandbox_id, wakes=exposure.wake_on_request) as presence:
+    def begin(self, exposure: Exposure, end: Callable[[], None], known: Known | None = None) -> Iterator[Flow]:
+        """A flow to a sandbox, which keeps it awake while bytes move; ``end`` must break it off.
+
+        One that a key (``known``) gave the right to ends with it.
+        """
+        with ExitStack() as stack:
+            if known is not None:
+                stack.enter_context(self._reception.visit(known, end))
+            presence = stack.enter_context(self._registry.attend(exposure.sandbox_id, wakes=exposure.wake_on_request))
             flow = Flow(presence, end)
             self._flows.add(flow)
             if not self._ticking:

@@ -8,6 +8,8 @@ from fastapi import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from skerry.control.actor import PREVIEW, actor
+from skerry.control.audit import Audit
+from skerry.control.reception import Reception
 from skerry.control.registry import Registry
 from skerry.errors import SkerryError
 from skerry.server.preview.access import Access, Admission, Redirect
@@ -16,16 +18,25 @@ from skerry.server.preview.flows import Flows
 from skerry.server.preview.pages import refusal
 from skerry.server.preview.passage import Passage
 from skerry.server.preview.pool import Pool
+from skerry.server.preview.visits import Visits
 from skerry.settings import Settings
 
 
 class Previews:
     """All that previews of one server share, whether they are asked for by HTTP or by WebSocket."""
 
-    def __init__(self, registry: Registry, settings: Settings, closing: asyncio.Event) -> None:
+    def __init__(
+        self,
+        registry: Registry,
+        settings: Settings,
+        closing: asyncio.Event,
+        reception: Reception,
+        audit: Audit | None = None,
+    ) -> None:
         self.addresses = Addresses(settings)
-        self.access = Access(registry, settings.api_keys)
-        self.flows = Flows(registry, closing)
+        self.reception = reception
+        self.access = Access(registry, reception, Visits(audit))
+        self.flows = Flows(registry, closing, reception)
         self.pool = Pool(registry)
         self.passage = Passage(self.pool, self.flows)
 
@@ -46,7 +57,8 @@ class Front:
             if isinstance(admitted, Admission):
                 return await self._previews.passage.carry(admitted, visit, receive, send)
         except SkerryError as error:
-            return await refusal(error, page=visit.wants_page)(scope, receive, send)
+            by_host = claim.form is Form.HOST
+            return await refusal(error, page=visit.wants_page, by_host=by_host)(scope, receive, send)
         if admitted is None:
             return await self.app(scope, receive, send)
         moved = Response(status_code=307, headers={"Location": admitted.location, "Cache-Control": "no-store"})

@@ -36,6 +36,8 @@ _SAID_HERE = frozenset(
         b"x-real-ip",
         b"x-original-url",
         b"x-sandbox-name",
+        b"x-skerry-owner",
+        b"x-skerry-csrf",
         b"x-forwarded-for",
         b"x-forwarded-host",
         b"x-forwarded-proto",
@@ -78,7 +80,7 @@ def request_head(visit: Visit, admission: Admission, framing: Iterable[bytes]) -
         f"x-forwarded-proto: {scheme}".encode(),
         f"x-forwarded-port: {port}".encode(),
         f"x-original-url: {scheme}://{visit.authority}".encode("latin-1") + shown,
-        f"x-sandbox-name: {place.sandbox_id}".encode(),
+        f"x-sandbox-name: {place.sandbox}".encode(),
     ]
     if admission.prefix:
         lines.append(b"x-forwarded-prefix: " + admission.prefix)

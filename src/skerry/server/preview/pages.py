@@ -5,6 +5,7 @@ from __future__ import annotations
 from html import escape
 
 from fastapi import Response
+from starlette.responses import JSONResponse
 
 from skerry.errors import SkerryError
 from skerry.server.errors import error_response
@@ -45,9 +46,19 @@ _HEADERS = {
 }
 
 
-def refusal(error: SkerryError, *, page: bool) -> Response:
+_SAID = {
+    "preview_not_found": ("INVALID_TOKEN", "Access denied: Invalid token or port not exposed"),
+    "preview_asleep": ("STALE_PREVIEW_URL", "Preview URL is stale because the sandbox runtime is not active"),
+}
+"""What programs are told at addresses of the form ``{port}-{id}-{token}.{host}``, as they know it from elsewhere."""
+
+
+def refusal(error: SkerryError, *, page: bool, by_host: bool = False) -> Response:
     """The answer for an error; a page whose error says when to try again does so by itself."""
     plain = error_response(error, {"Cache-Control": "no-store"})
+    if not page and by_host and error.code in _SAID:
+        code, said = _SAID[error.code]
+        return JSONResponse({"error": said, "code": code}, error.status, {"Cache-Control": "no-store"})
     if not page:
         return plain
     again = error.retry_after

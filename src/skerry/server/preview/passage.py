@@ -54,7 +54,7 @@ class Passage:
         *,
         fresh: bool = False,
     ) -> None:
-        with self._flows.begin(admission.exposure, upstream.close) as flow:
+        with self._flows.begin(admission.exposure, upstream.close, admission.known) as flow:
             exchange = Exchange(upstream, receive, send, body, flow, visit.wire)
             try:
                 status = await exchange.ask(head, visit.method)
@@ -84,7 +84,7 @@ class _Stale(Exception):
 def _failed(admission: Admission, error: OriginError) -> PreviewFailedError:
     exposure = admission.exposure
     return PreviewFailedError(
-        f"The server on port {exposure.port} of sandbox {exposure.sandbox_id!r} did not answer as HTTP servers do.",
+        f"The server on port {exposure.port} of sandbox {exposure.sandbox!r} did not answer as HTTP servers do.",
         hint=str(error),
-        details={"sandboxId": exposure.sandbox_id, "port": exposure.port},
+        details={"sandboxId": exposure.sandbox, "port": exposure.port},
     )

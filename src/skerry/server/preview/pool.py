@@ -82,9 +82,9 @@ class Pool:
             raise _asleep(exposure) from None
         except (OSError, TimeoutError):
             raise PortNotListeningError(
-                f"Service on port {exposure.port} is not responding; nothing in {exposure.sandbox_id!r} listens there.",
+                f"Service on port {exposure.port} is not responding; nothing in {exposure.sandbox!r} listens there.",
                 hint="Start a server inside that listens there; on 127.0.0.1 or on all addresses, both will do.",
-                details={"sandboxId": exposure.sandbox_id, "port": exposure.port, "retryAfter": 2},
+                details={"sandboxId": exposure.sandbox, "port": exposure.port, "retryAfter": 2},
             ) from None
         try:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -97,7 +97,7 @@ class Pool:
 
 def _asleep(exposure: Exposure) -> PreviewAsleepError:
     return PreviewAsleepError(
-        f"Sandbox {exposure.sandbox_id!r} sleeps, and this preview does not wake it.",
+        f"Sandbox {exposure.sandbox!r} sleeps, and this preview does not wake it.",
         hint="Use the sandbox to wake it, or expose the port with wake_on_request.",
-        details={"sandboxId": exposure.sandbox_id, "port": exposure.port},
+        details={"sandboxId": exposure.sandbox, "port": exposure.port},
     )

@@ -151,7 +151,8 @@ class Visitor(Side):
         try:
             await app(self._scope, None, None)
         except Exception as error:  # noqa: BLE001
-            answer = refusal(as_skerry_error(error, during="tunnel"), page=False)
+            by_host = not self._scope["path"].startswith("/preview/")
+            answer = refusal(as_skerry_error(error, during="tunnel"), page=False, by_host=by_host)
             self._say(answer.status_code, [*answer.raw_headers, (b"connection", b"close")], bytes(answer.body))
         finally:
             self._listener.connections.discard(self)
@@ -188,7 +189,7 @@ class Visitor(Side):
                 f"The server inside did not answer the WebSocket's handshake for {HANDSHAKE_SECONDS:g} seconds."
             ) from None
         passed = headers.response_headers(upstream.headers, admission)
-        with self._previews.flows.begin(admission.exposure, self.abort) as self.flow:
+        with self._previews.flows.begin(admission.exposure, self.abort, admission.known) as self.flow:
             if status == SWITCHING:
                 self._say(status, [*passed, (b"connection", b"Upgrade"), (b"upgrade", b"websocket")], upstream.rest)
                 await self._relay(upstream)

@@ -138,7 +138,7 @@ class Upstream(asyncio.Protocol):
         """Whether some of the body was received and not yet read."""
         return bool(self._chunks)
 
-    async def pour(self, target: int, moved: Callable[[int], None]) -> None:
+    async def pour(self, target: int, moved: Callable[[int], None], patience: float) -> None:
         """Let the kernel move the rest of a body that is held to another socket, all of it unless that raises.
 
         Raises OriginError when it breaks off, ``Unspliceable`` when it cannot be done this way, and OSError for what
@@ -146,7 +146,7 @@ class Upstream(asyncio.Protocol):
         """
         source = os.dup(self.transport.get_extra_info("socket").fileno())
         try:
-            self._splice = Splice(source, target, moved, lambda: self.closed)
+            self._splice = Splice(source, target, moved, lambda: self.closed, patience)
             self._left -= await self._splice.run(self._left)
             self.complete = self._left == 0
         finally:

@@ -26,8 +26,9 @@ _FLAGS = os.SPLICE_F_MOVE | os.SPLICE_F_NONBLOCK
 class Wire:
     """The client's connection, below the response that Uvicorn sends on it."""
 
-    def __init__(self, cycle: RequestResponseCycle) -> None:
+    def __init__(self, cycle: RequestResponseCycle, patience: float) -> None:
         self._cycle = ref(cycle)  # which holds the scope that holds this
+        self.patience = patience
 
     def prepare(self) -> bool:
         """Before the head is sent. Whether the body may go this way."""
@@ -64,10 +65,16 @@ class Unspliceable(Exception):
 
 
 class Splice:
-    """Moves bytes from one socket to another. ``over`` says that somebody else ended it; who does calls ``wake``."""
+    """Moves bytes from one socket to another, which takes some within ``patience`` seconds.
 
-    def __init__(self, source: int, target: int, moved: Callable[[int], None], over: Callable[[], bool]) -> None:
+    ``over`` says that somebody else ended it; who does calls ``wake``.
+    """
+
+    def __init__(
+        self, source: int, target: int, moved: Callable[[int], None], over: Callable[[], bool], patience: float
+    ) -> None:
         self._source, self._target = source, target
+        self._patience = patience
         self._moved, self._over = moved, over
         self._loop = asyncio.get_running_loop()
         self._waiter: asyncio.Future[None] | None = None
@@ -106,7 +113,8 @@ class Splice:
             try:
                 sent = os.splice(out, self._target, count, flags=_FLAGS)
             except BlockingIOError:
-                await self._ready(self._loop.add_writer, self._loop.remove_writer, self._target)
+                async with asyncio.timeout(self._patience):  # whose end is an OSError as well
+                    await self._ready(self._loop.add_writer, self._loop.remove_writer, self._target)
                 continue
             count -= sent
             self._moved(sent)

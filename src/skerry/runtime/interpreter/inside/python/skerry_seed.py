@@ -4,8 +4,8 @@ Importing pandas and matplotlib takes half a second in every sandbox; a fork of 
 milliseconds, and its pages are shared by all of them. Orders come one per packet on descriptor 3, a SOCK_SEQPACKET
 socket:
 
-    {"capabilities": [0, 1, …], "group": 2} + [pidfd of a sandbox's PID 1, the template's socket, its stderr,
-                                               a seccomp filter, the way into its control group]
+    {"capabilities": [0, 1, …], "unified": true, "openFiles": null} + [pidfd of a sandbox's PID 1,
+        the template's socket, its stderr, a seccomp filter, the ways into its control groups …]
 
 It says ``{"ready": true}`` first, nothing later, and exits when the socket is closed. It runs in an empty root with no
 environment: there is nothing in its memory that the code which later runs in a copy of it may not read.
@@ -16,6 +16,7 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+import resource
 import select
 import signal
 import socket
@@ -26,6 +27,8 @@ from typing import Any
 from skerry_nursery import PR_SET_CHILD_SUBREAPER, Nursery, drain, wakeups
 
 CONTROL = 3
+EXPENDABLE = "500"
+"""As all processes of a sandbox but its init: when memory runs out, they go first."""
 PRELOADED = ("numpy", "pandas", "matplotlib.pyplot")
 # All at once: user, mount, cgroup, uts, ipc, pid and net.
 NAMESPACES = 0x10000000 | 0x20000 | 0x2000000 | 0x4000000 | 0x8000000 | 0x20000000 | 0x40000000
@@ -35,6 +38,8 @@ SECCOMP_MODE_FILTER = 2
 CAPABILITY_VERSION = 0x20080522
 
 CLONE_INTO_CGROUP, SYS_CLONE3 = 1 << 33, 435
+SYS_SCHED_SETATTR = {"x86_64": 314}.get(os.uname().machine, 274)
+TURN_NANOSECONDS = 200_000
 
 libc = ctypes.CDLL(None, use_errno=True)
 here = ctypes.PyDLL(None)
@@ -65,11 +70,11 @@ def serve() -> None:
             drain(woken)
             reap()
         if CONTROL in ready:
-            data, fds, _, _ = socket.recv_fds(control, 4096, 5)
+            data, fds, _, _ = socket.recv_fds(control, 4096, 16)
             if not data:
                 os._exit(0)
             order = json.loads(data)
-            if fork(order["group"], fds) == 0:
+            if fork(order["unified"], fds[4:]) == 0:
                 try:
                     plant(nursery, order, fds)
                 finally:
@@ -84,24 +89,28 @@ def end_threads() -> None:
         os._exit(0)
 
 
-def fork(group: int, fds: list[int]) -> int:
-    """A child that is in the sandbox's control group from its first moment, or at least before it does anything."""
-    if group == 2:
-        arguments = struct.pack("11Q", CLONE_INTO_CGROUP, 0, 0, 0, signal.SIGCHLD, 0, 0, 0, 0, 0, fds[4])
+def fork(unified: bool, entrances: list[int]) -> int:
+    """A child that is in the sandbox's control groups before it does anything: cloned into the first of them if that is
+    of version 2, and by itself into the others."""
+    pid = -1
+    if unified:
+        arguments = struct.pack("11Q", CLONE_INTO_CGROUP, 0, 0, 0, signal.SIGCHLD, 0, 0, 0, 0, 0, entrances[0])
         pid = here.syscall(SYS_CLONE3, arguments, len(arguments))
-        if pid >= 0:
-            return int(pid)
-        # A filter of the container we run in keeps clone3 from us; the directory leads to the file as well.
-        entrance = os.open("cgroup.procs", os.O_WRONLY | os.O_CLOEXEC, dir_fd=fds[4])
-        os.dup2(entrance, fds[4])
-        os.close(entrance)
-    pid = os.fork()
-    if pid == 0 and group:
+        if pid < 0:
+            # A filter of the container we run in keeps clone3 from us; the directory leads to the file as well.
+            entrance = os.open("cgroup.procs", os.O_WRONLY | os.O_CLOEXEC, dir_fd=entrances[0])
+            os.dup2(entrance, entrances[0])
+            os.close(entrance)
+    cloned = pid >= 0
+    if not cloned:
+        pid = os.fork()
+    if pid == 0:
         try:
-            os.write(fds[4], b"0")
+            for entrance in entrances[1:] if cloned else entrances:
+                os.write(entrance, b"0")
         except OSError:
             os._exit(1)
-    return pid
+    return int(pid)
 
 
 def plant(nursery: Nursery, order: dict[str, Any], fds: list[int]) -> None:
@@ -111,6 +120,15 @@ def plant(nursery: Nursery, order: dict[str, Any], fds: list[int]) -> None:
     """
     inside, template, stderr, filtering, *_ = fds
     program = os.read(filtering, 1 << 16)
+    with open("/proc/self/oom_score_adj", "w") as file:
+        file.write(EXPENDABLE)
+    if os.sched_getscheduler(0) == os.SCHED_OTHER:  # as all that runs in a sandbox: with short turns of the processor
+        nice = os.getpriority(os.PRIO_PROCESS, 0)
+        libc.syscall(SYS_SCHED_SETATTR, 0, struct.pack("IIQiIQQQ", 48, 0, 0, nice, 0, TURN_NANOSECONDS, 0, 0), 0)
+    if order["openFiles"] is not None:
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        most = min(hard, order["openFiles"])
+        resource.setrlimit(resource.RLIMIT_NOFILE, (min(soft, most), most))
     check(libc.setns(inside, NAMESPACES), "setns")
     os.setgroups([])
     os.setresgid(0, 0, 0)
