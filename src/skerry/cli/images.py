@@ -1,4 +1,4 @@
-"""Images: image import, image list, image remove."""
+"""Images: image import, image list, image remove, image build-docker."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ def register(app: typer.Typer) -> None:
     group.command("import")(import_image)
     group.command("list")(list_images)
     group.command("remove")(remove_images)
+    group.command("build-docker")(build_docker)
     app.add_typer(group, name="image")
 
 
@@ -91,3 +92,36 @@ def remove_images(context: typer.Context, names: Annotated[list[str], typer.Argu
         for name in names:
             client.remove_image(name)
             print(name)
+
+
+def build_docker(
+    context: typer.Context,
+    source: Annotated[
+        str | None,
+        typer.Option(
+            "--from", help="packages: a small system of this machine's packages; host: its programs as they are."
+        ),
+    ] = None,
+    package: Annotated[list[str] | None, typer.Option("--package", help="One more; may be given again.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Build the image that sandboxes of a Docker Engine start from, of this machine's own packages.
+
+    No registry is asked. SKERRY_DOCKER_IMAGE is what it is called, and SKERRY_DOCKER_SOCKET where the engine is.
+    """
+    import asyncio
+
+    from skerry.errors import InvalidRequestError
+    from skerry.providers.docker import base
+    from skerry.settings import Settings
+
+    settings = Settings.from_env(home=target_of(context).home)
+    if source not in (None, "packages", "host"):
+        raise InvalidRequestError(f"An image cannot be built from {source[:40]!r}.", hint="Say packages or host.")
+    kind: base.Source = "packages" if source == "packages" else "host" if source == "host" else base.possible()
+    if kind == "host" and package:
+        raise InvalidRequestError("An image of the host has the host's packages.", hint="Leave --package out.")
+    with progress_bar(settings.docker_image, None) as progress:
+        id = asyncio.run(base.build_for(settings, kind, tuple(package or ()), progress))
+    made = {"image": settings.docker_image, "id": id, "from": kind}
+    print_json(made) if as_json else print(f"{settings.docker_image}\t{id.removeprefix('sha256:')[:12]}")

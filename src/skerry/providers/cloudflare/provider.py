@@ -7,6 +7,7 @@ import fcntl
 import os
 import secrets
 from collections.abc import Awaitable, Callable, Coroutine
+from typing import Protocol
 
 import structlog
 
@@ -21,8 +22,9 @@ from skerry.providers.cloudflare.bridge import Bridge
 from skerry.providers.cloudflare.configured import configured
 from skerry.providers.cloudflare.ids import Ids, Remote
 from skerry.providers.cloudflare.portal import BridgePortal
+from skerry.providers.cloudflare.reach import Reach
 from skerry.providers.cloudflare.runtime import BridgeRuntime
-from skerry.providers.contract import Capabilities, Changes, Machine, Measure, Spec
+from skerry.providers.contract import Capabilities, Changes, Machine, Measure, Spec, elsewhere
 from skerry.runtime.faults import NOTHING, Met
 from skerry.settings import Settings
 
@@ -36,12 +38,24 @@ IMAGE = "host"
 """The name of the only image there is: the one that the bridge was deployed with."""
 
 
+class Cloud(Reach, Protocol):
+    """Who runs the sandboxes."""
+
+    url: str
+
+    async def create(self, spec: Spec | None = None) -> str: ...
+
+    async def delete(self, id: str) -> None: ...
+
+    async def close(self) -> None: ...
+
+
 class BridgeMachine:
     runtime = BridgeRuntime
 
     portal: BridgePortal
 
-    def __init__(self, provider: CloudflareProvider, lock: int, died: Callable[[str], Awaitable[None]]) -> None:
+    def __init__(self, provider: BridgeProvider, lock: int, died: Callable[[str], Awaitable[None]]) -> None:
         self._provider = provider
         self._lock = lock
         self._died = died
@@ -104,33 +118,34 @@ class BridgeMachine:
         self._lock = lock
 
 
-class CloudflareProvider:
+class BridgeProvider:
+    """Whatever a sandbox of somebody else's is made and reached with (``Cloud``), names and locks are kept here."""
+
+    name: str
+    what: str
+    """As it is called in a sentence."""
     alone = False
+    machine: type[BridgeMachine] = BridgeMachine
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self._ids = Ids(settings.home / "cloudflare")
-        self._bridge: Bridge
+        self._ids = Ids(settings.home / self.name)
+        self._bridge: Cloud
         self._home = -1
         self._tasks: set[asyncio.Task[None]] = set()
 
     def capabilities(self) -> Capabilities:
-        return Capabilities(
-            name="cloudflare",
-            snapshots="none",
-            freeze="none",
-            mounts=False,
-            egress=False,
-            unheld=dict.fromkeys(LIMITS, UNHELD),
-            details={"url": self._settings.cloudflare_url},
-        )
+        raise NotImplementedError
+
+    def _connect(self) -> Cloud:
+        raise NotImplementedError
 
     # -- opening and closing -------------------------------------------------------------------------------------------
 
     async def open(self) -> None:
-        self._bridge = Bridge(*configured(self._settings), timeout=self._settings.cloudflare_timeout)
+        self._bridge = self._connect()
         self._ids.open()
-        self._home = os.open(self._settings.home / "cloudflare", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        self._home = os.open(self._settings.home / self.name, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             fcntl.flock(self._home, fcntl.LOCK_EX | fcntl.LOCK_NB)
             self.alone = True
@@ -151,7 +166,7 @@ class CloudflareProvider:
         if self.alone:
             for id in set(self._ids.all()) - keep:
                 self._ids.forget(id)
-                removed.append(f"sandbox {id} of the bridge")
+                removed.append(f"sandbox {id} of {self.what}")
             self.own(self._clear())  # nobody has to wait for a bridge that is slow, or away
             fcntl.flock(self._home, fcntl.LOCK_SH)
             self.alone = False
@@ -170,6 +185,10 @@ class CloudflareProvider:
 
     # -- machines ------------------------------------------------------------------------------------------------------
 
+    async def place(self, id: str, provider: str | None) -> None:
+        if provider not in (None, self.name):
+            raise elsewhere(provider, [self.name])
+
     async def start(self, spec: Spec, died: Callable[[str], Awaitable[None]]) -> Machine:
         lock = self._ids.lock(spec.id)
         try:
@@ -177,9 +196,9 @@ class CloudflareProvider:
             fresh = remote is None or not await self.exists(spec.id)
             if remote is None or fresh:
                 self._ids.discard(spec.id)  # what the cloud has ended, but may still have by name
-                remote = Remote(await self._bridge.create(), self._bridge.url, secrets.token_hex(8))
+                remote = Remote(await self._bridge.create(spec), self._bridge.url, secrets.token_hex(8))
                 self._ids.keep(spec.id, remote)
-            machine = BridgeMachine(self, lock, died)
+            machine = self.machine(self, lock, died)
             machine.portal = self._portal(remote, machine.lost)
             if fresh:
                 await machine.portal.prepare(remote.machine)
@@ -229,13 +248,13 @@ class CloudflareProvider:
     async def snapshot(
         self, id: str, snapshot: str, machine: Machine | None = None, previous: str | None = None
     ) -> None:
-        raise _unsupported("snapshots")
+        raise self._unsupported("snapshots")
 
     async def clone(self, snapshot: str, id: str) -> None:
-        raise _unsupported("snapshots")
+        raise self._unsupported("snapshots")
 
     async def restore(self, snapshot: str, id: str, stop: Callable[[], Awaitable[None]]) -> None:
-        raise _unsupported("snapshots")
+        raise self._unsupported("snapshots")
 
     async def remove_snapshot(self, snapshot: str) -> None:
         return None
@@ -247,13 +266,16 @@ class CloudflareProvider:
         return None
 
     async def deleted(self, id: str, image: str) -> list[str]:
-        raise _unsupported("backups of whole machines")
+        raise self._unsupported("backups of whole machines")
 
     def changes(self, image: str, before: str | None, after: str, *, kin: bool = False) -> Changes:
-        raise _unsupported("snapshots")
+        raise self._unsupported("snapshots")
 
     async def images(self) -> list[ImageInfo]:
         return [ImageInfo(name=IMAGE, size=0, source="the image that the bridge was deployed with")]
+
+    async def require_toolbox(self, name: str) -> None:
+        raise self._unsupported("programs of the host")
 
     async def require_image(self, name: str) -> None:
         if name != IMAGE:
@@ -265,12 +287,30 @@ class CloudflareProvider:
     async def import_image(
         self, name: str, source: str, progress: Callable[[int], None] | None = None, label: str | None = None
     ) -> ImageInfo:
-        raise _unsupported("images of one's own")
+        raise self._unsupported("images of one's own")
 
     async def remove_image(self, name: str) -> None:
         await self.require_image(name)
-        raise _unsupported("removing its image")
+        raise self._unsupported("removing its image")
+
+    def _unsupported(self, what: str) -> UnsupportedError:
+        return UnsupportedError(f"The provider of this server is {self.what}, which has no {what}.")
 
 
-def _unsupported(what: str) -> UnsupportedError:
-    return UnsupportedError(f"The provider of this server is a Cloudflare bridge, which has no {what}.")
+class CloudflareProvider(BridgeProvider):
+    name = "cloudflare"
+    what = "a Cloudflare bridge"
+
+    def capabilities(self) -> Capabilities:
+        return Capabilities(
+            name="cloudflare",
+            snapshots="none",
+            freeze="none",
+            mounts=False,
+            egress=False,
+            unheld=dict.fromkeys(LIMITS, UNHELD),
+            details={"url": self._settings.cloudflare_url},
+        )
+
+    def _connect(self) -> Cloud:
+        return Bridge(*configured(self._settings), timeout=self._settings.cloudflare_timeout)

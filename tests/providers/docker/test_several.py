@@ -1,0 +1,85 @@
+"""One server, two providers."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from skerry import AsyncSandbox
+from skerry.errors import ProviderNotConfiguredError, SandboxNotFoundError
+from tests.bench.engine import Engine
+from tests.server.conftest import ServerProcess
+
+
+@pytest.fixture(scope="module")
+def both(settings: dict[str, object]) -> Iterator[ServerProcess]:
+    """Whose own sandboxes are this machine's, and which has the engine besides."""
+    home = Path(tempfile.mkdtemp(prefix="skerry-both-"))
+    process = ServerProcess(home, **{**settings, "provider": "local", "providers": ["docker"]})
+    yield process
+    assert process.stop() == 0
+    shutil.rmtree(home)
+
+
+async def test_a_sandbox_lives_where_it_was_asked_for_with_its_snapshots_and_forks(
+    both: ServerProcess, engine: Engine
+) -> None:
+    seen = "test -e /.dockerenv && echo container || echo machine"
+    async with (
+        await AsyncSandbox.create("here", url=both.url) as here,
+        await AsyncSandbox.create("there", url=both.url, provider="docker") as there,
+    ):
+        assert (await here.exec(seen)).stdout == "machine\n"
+        assert (await there.exec(f"{seen}; echo one > /workspace/file")).stdout == "container\n"
+        snapshot = await there.snapshot()
+        [fork] = await there.fork(ids=["there-too"])
+        assert (await fork.exec(f"{seen}; cat /workspace/file")).stdout == "container\none\n"
+        await there.exec("echo two > /workspace/file")
+        await there.rollback(snapshot)
+        assert (await there.exec("cat /workspace/file")).stdout == "one\n"
+        for sandbox in (fork, there, here):
+            await sandbox.destroy()
+    left = engine._call("ps", "-a", "--filter=label=skerry.sandbox=there", "--format={{.Names}}")
+    assert left.strip() == ""
+
+
+async def test_a_provider_that_the_server_has_not_is_an_error_and_makes_nothing(both: ServerProcess) -> None:
+    with pytest.raises(ProviderNotConfiguredError, match="no provider 'modal'"):
+        await AsyncSandbox.create("nowhere", url=both.url, provider="modal")
+    async with AsyncSandbox("nowhere", url=both.url) as sandbox:
+        with pytest.raises(SandboxNotFoundError):
+            await sandbox.info()
+
+
+def test_after_a_kill_each_sandbox_is_where_it_was_and_one_provider_that_is_away_harms_no_other(
+    settings: dict[str, object], tmp_path: Path
+) -> None:
+    home = Path(tempfile.mkdtemp(prefix="skerry-both-"))
+    wanted = {**settings, "provider": "local", "providers": ["docker"]}
+
+    def said(server: ServerProcess, id: str, command: str) -> httpx.Response:
+        return httpx.post(f"{server.url}/v1/sandboxes/{id}/exec", json={"command": command}, timeout=60)
+
+    first = ServerProcess(home, **wanted)
+    made = httpx.post(f"{first.url}/v1/sandboxes", json={"id": "there", "provider": "docker"}, timeout=60)
+    assert made.status_code == 201
+    assert said(first, "there", "echo there > /workspace/file").status_code == 200
+    assert said(first, "here", "echo here > /workspace/file").status_code == 200
+    first.stop(9)
+
+    away = ServerProcess(home, **{**wanted, "docker_socket": str(tmp_path / "nothing")})
+    assert said(away, "here", "cat /workspace/file").json()["result"]["stdout"] == "here\n"
+    refused = said(away, "there", "cat /workspace/file")
+    assert (refused.status_code, refused.json()["error"]["code"]) == (503, "provider_unreachable")
+    assert away.stop() == 0
+
+    second = ServerProcess(home, **wanted)
+    assert said(second, "there", "cat /workspace/file").json()["result"]["stdout"] == "there\n"
+    assert httpx.delete(f"{second.url}/v1/sandboxes/there", timeout=60).status_code in (200, 204)
+    assert second.stop() == 0
+    shutil.rmtree(home)
