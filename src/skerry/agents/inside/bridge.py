@@ -1,0 +1,514 @@
+"""Between the agent and the control plane: prompts come in, and what the agent does about them goes out.
+
+All that must not be lost is on disk: events until they are acknowledged, and which prompt is being worked at. So the
+bridge may be killed at any moment; the next one takes the turn up where it is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import os
+import sys
+import time
+from collections import Counter
+from typing import Any
+from urllib.parse import urlencode
+
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+
+import places
+from outbox import Event, Outbox
+from speech import Failed, Speaker
+from turn import Turn
+from websocket import Closed, Refused, WebSocket, connect
+
+HEARTBEAT = 30.0
+LONGEST_BACKOFF = 60.0
+TERMINAL = (401, 403, 404, 410)
+REMEMBERED = 100
+LOOK_EVERY = 1.0
+"""Seconds after which events that the supervisor added are noticed."""
+AGENT_PATIENCE = 60.0
+"""Seconds that an agent whose connection broke has to answer again."""
+ABORT_PATIENCE = 10.0
+TOKENS_EVERY = 0.1
+"""Of the answer so far at most one event in so many seconds."""
+GIT_PATIENCE = 150.0
+LARGEST_PATCH = 2**20
+
+
+class Over(Exception):
+    """There is nothing to do any more."""
+
+
+class AgentDied(Exception):
+    pass
+
+
+class Bridge:
+    def __init__(self, environ: dict[str, str]) -> None:
+        self.sandbox = environ["SANDBOX_ID"]
+        self.session = environ["SESSION_ID"]
+        self.config: dict[str, Any] = json.loads(environ.get("SESSION_CONFIG") or "{}")
+        self.directory: str = self.config.get("directory") or "/workspace"
+        self.token = environ["SANDBOX_AUTH_TOKEN"]
+        self.url = f"{environ['CONTROL_PLANE_URL'].rstrip('/')}/sessions/{self.session}/ws?type=sandbox"
+        if self.config.get("queryAuth"):  # for those who cannot set headers
+            self.url += "&" + urlencode({"token": self.token, "sandboxId": self.sandbox})
+            self.headers: dict[str, str] = {}
+        else:
+            self.headers = {"Authorization": f"Bearer {self.token}", "X-Sandbox-ID": self.sandbox}
+        agent = self.config["agent"]
+        password = agent.get("password")
+        user = ("opencode", password) if password else None
+        self.agent = Speaker(f"http://127.0.0.1:{agent['port']}", user=user)
+        self.outbox = Outbox(places.OUTBOX)
+        self.state = places.read_json(places.STATE)
+        self.fresh = asyncio.Event()
+        """Something is in the outbox."""
+        self.working: asyncio.Task[None] | None = None
+        self.aborting: asyncio.Task[None] | None = None
+        self.others: set[asyncio.Task[None]] = set()
+        self.socket: WebSocket | None = None
+
+    async def run(self) -> None:
+        if self.current is not None:
+            self.working = asyncio.ensure_future(self._turn(self.current, resumed=True))
+        attempt = 0
+        try:
+            while True:
+                try:
+                    socket = await connect(self.url, self.headers)
+                except Refused as refused:
+                    if refused.status in TERMINAL:
+                        return
+                except OSError:
+                    pass
+                else:
+                    began = time.monotonic()
+                    try:
+                        await self._attend(socket)
+                    except Closed as closed:
+                        if closed.code is not None and closed.code - 4000 in TERMINAL:
+                            return
+                    except Over:
+                        return
+                    finally:
+                        self.socket = None
+                        socket.abort()
+                    if time.monotonic() - began > LONGEST_BACKOFF:
+                        attempt = 0
+                    # One that held is tried again at once; one that did not waits longer each time.
+                    if attempt == 0:
+                        attempt = 1
+                        continue
+                await asyncio.sleep(min(2.0 ** (attempt - 1), LONGEST_BACKOFF))
+                attempt += 1
+        finally:
+            tasks = [task for task in (self.working, self.aborting, *self.others) if task is not None]
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    # -- the control plane ---------------------------------------------------------------------------------------------
+
+    async def _attend(self, socket: WebSocket) -> None:
+        self.socket = socket
+        await self._say({"type": "ready", "agentSession": self._agent_session(), "messageId": self._at()})
+        tasks = [asyncio.ensure_future(each) for each in (self._listen(socket), self._send(socket), self._beat())]
+        try:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _say(self, message: Event) -> None:
+        socket = self.socket
+        if socket is not None:
+            said = {**message, "sandboxId": self.sandbox, "timestamp": time.time()}
+            await socket.send(json.dumps(said))
+
+    async def _beat(self) -> None:
+        while True:
+            await self._say({"type": "heartbeat", "status": "ready" if self._at() is None else "running"})
+            await asyncio.sleep(HEARTBEAT)
+
+    async def _send(self, socket: WebSocket) -> None:
+        """All that waits, in order, and then what comes. Those that are not acknowledged are sent again next time."""
+        sent: set[str] = set()
+        while True:
+            self.fresh.clear()
+            waiting = self.outbox.waiting()
+            sent.intersection_update(waiting)
+            for id in waiting:
+                if id not in sent:
+                    event = self.outbox.read(id)
+                    if event is not None:
+                        await socket.send(json.dumps(event))
+                        sent.add(id)
+            try:
+                await asyncio.wait_for(self.fresh.wait(), LOOK_EVERY)
+            except asyncio.TimeoutError:
+                pass
+
+    async def _listen(self, socket: WebSocket) -> None:
+        while True:
+            try:
+                command = json.loads(await socket.receive())
+            except ValueError:
+                continue
+            if isinstance(command, dict):
+                await self._obey(command)
+
+    async def _obey(self, command: dict[str, Any]) -> None:
+        kind = command.get("type")
+        if kind == "ack":
+            self.outbox.remove(str(command.get("id")))
+        elif kind == "prompt":
+            self._prompt(command)
+        elif kind == "stop":
+            self._stop(command.get("messageId"))
+        elif kind == "push":
+            self._beside(self._push(str(command.get("branchName"))))
+        elif kind == "snapshot":
+            await self._say({"type": "snapshot_ready", "snapshotId": command.get("snapshotId")})
+        elif kind == "refresh_diff":
+            self._beside(self._diff())
+        elif kind == "shutdown":
+            raise Over
+
+    def _stop(self, message: Any) -> None:
+        following = self.state.get("next")
+        if following is not None and message == following["messageId"]:
+            following["stopped"] = True
+        elif message in (None, self._at()) and self.working is not None and self.aborting is None:
+            self.aborting = asyncio.ensure_future(self._abort())
+
+    def _beside(self, work: Any) -> None:
+        task: asyncio.Task[None] = asyncio.ensure_future(work)
+        self.others.add(task)
+        task.add_done_callback(self.others.discard)
+
+    # -- prompts -------------------------------------------------------------------------------------------------------
+
+    @property
+    def current(self) -> dict[str, Any] | None:
+        found = self.state.get("current")
+        return found if isinstance(found, dict) else None
+
+    def _at(self) -> str | None:
+        return None if self.current is None else self.current["messageId"]
+
+    def _prompt(self, command: dict[str, Any]) -> None:
+        message = str(command.get("messageId"))
+        if message in (self._at(), *self.state.get("done", [])):
+            return  # it is said again after each loss of the connection
+        fields = ("messageId", "content", "model", "author", "attachments", "system")
+        current = {name: command[name] for name in fields if command.get(name) is not None}
+        current["prompt"] = f"msg_{message_id()}"
+        if self.current is not None:
+            self._keep(next=current)  # there is an end to be told first, of what was given up
+            return
+        self._keep(current=current)
+        self.working = asyncio.ensure_future(self._turn(current))
+
+    def _keep(self, **changes: Any) -> None:
+        self.state.update(changes)
+        places.write_json(places.STATE, self.state)
+
+    def _emit(self, event: Event) -> None:
+        self.outbox.add(event)
+        self.fresh.set()
+
+    async def _turn(self, current: dict[str, Any], resumed: bool = False) -> None:
+        """One prompt, from beginning to end. Whatever happens, the last event is ``execution_complete``."""
+        message = current["messageId"]
+        said = _Said(message, self._emit)
+        if resumed:
+            said.recall(self.outbox)
+        else:
+            said.forget()
+        try:
+            await self._work(current, said, resumed)
+        except AgentDied as error:
+            said.fail(str(error), "agent_died")
+        except (Failed, OSError, asyncio.IncompleteReadError) as error:
+            said.fail(str(error) or type(error).__name__, "agent_failed")
+        said.flush()
+        if not said.complete:
+            said.fail("The agent ended its turn without saying how.", "agent_failed")
+        self._done(message)
+
+    def _done(self, message: str) -> None:
+        following = self.state.get("next")
+        done = [*self.state.get("done", []), message][-REMEMBERED:]
+        self._keep(current=following, next=None, done=done)
+        if following is not None:
+            self.working = asyncio.ensure_future(self._turn(following))
+
+    async def _work(self, current: dict[str, Any], said: _Said, resumed: bool) -> None:
+        await self._agent_answers()
+        session = await self._ensure_session()
+        turn = Turn(session, current["prompt"])
+        while not said.complete:
+            if current.get("generation", self._generation()) != self._generation():
+                return await self._post_mortem(session, current, turn, said)
+            stream = self.agent.events("/event?" + self._where())
+            try:
+                first = True
+                async for event in stream:
+                    if first:
+                        # Listening comes before asking: nothing is missed in between.
+                        first = False
+                        if current.get("stopped") and "generation" not in current:
+                            return said.fail("It was stopped.", "aborted")
+                        if "generation" not in current:
+                            current["generation"] = self._generation()
+                            self._keep(current=current)
+                            await self._ask(session, current)
+                        elif resumed:
+                            await self._catch_up(session, current, turn, said)
+                    said.take(turn.feed(event))
+                    if said.complete:
+                        break
+            except OSError:
+                pass
+            finally:
+                await stream.aclose()
+            resumed = True  # the connection broke; whether the agent did is seen next
+            if not said.complete:
+                await self._agent_answers()
+
+    async def _ask(self, session: str, current: dict[str, Any]) -> None:
+        body: dict[str, Any] = {
+            "messageID": current["prompt"],
+            "parts": [{"type": "text", "text": current["content"]}, *current.get("attachments", [])],
+        }
+        if current.get("system"):
+            body["system"] = current["system"]
+        provider, slash, model = (current.get("model") or "").partition("/")
+        if slash:
+            body["model"] = {"providerID": provider, "modelID": model}
+        await self.agent.ask("POST", f"/session/{session}/prompt_async?{self._where()}", body)
+
+    async def _catch_up(self, session: str, current: dict[str, Any], turn: Turn, said: _Said) -> None:
+        """What was missed, from what the agent has written down."""
+        busy = await self.agent.ask("GET", f"/session/status?{self._where()}")
+        mine = await self._messages(session)
+        if not _knows(mine, current["prompt"]):
+            return await self._ask(session, current)  # killed before it could be asked
+        said.take(turn.catch_up(mine, not isinstance(busy, dict) or session in busy))
+
+    async def _post_mortem(self, session: str, current: dict[str, Any], turn: Turn, said: _Said) -> None:
+        """The agent is another one. What the one before had written down is said, and that it is gone."""
+        mine = await self._messages(session)
+        answers = [each["info"] for each in mine if each["info"].get("parentID") == current["prompt"]]
+        last = answers[-1] if answers else {}
+        through = bool((last.get("time") or {}).get("completed")) and last.get("finish") not in (None, "tool-calls")
+        said.take(turn.catch_up(mine, not through))
+        said.take(turn.end("The agent ended in the middle of the turn.", "agent_died"))
+
+    async def _messages(self, session: str) -> list[dict[str, Any]]:
+        found = await self.agent.ask("GET", f"/session/{session}/message?{self._where()}")
+        return [each for each in found or [] if isinstance(each, dict) and isinstance(each.get("info"), dict)]
+
+    async def _abort(self) -> None:
+        """Stop the turn; should the agent not say that it has, it is over all the same."""
+        working, current = self.working, self.current
+        try:
+            if working is None or current is None:
+                return
+            current["stopped"] = True
+            until = time.monotonic() + ABORT_PATIENCE
+            while not working.done() and time.monotonic() < until:
+                await self._ask_to_stop()
+                await asyncio.wait([working], timeout=1.0)
+            if not working.done():
+                working.cancel()
+                await asyncio.gather(working, return_exceptions=True)
+                await self._ask_to_stop()
+                _Said(current["messageId"], self._emit).fail("It was stopped.", "aborted")
+                self._done(current["messageId"])
+        finally:
+            self.aborting = None
+
+    async def _ask_to_stop(self) -> None:
+        session = self._agent_session()
+        try:
+            if session is not None:
+                await self.agent.ask("POST", f"/session/{session}/abort?{self._where()}", patience=5)
+        except (Failed, OSError):
+            pass
+
+    # -- the agent -----------------------------------------------------------------------------------------------------
+
+    async def _agent_answers(self) -> None:
+        """Wait for the agent, which may just be being started again."""
+        until = time.monotonic() + AGENT_PATIENCE
+        while True:
+            try:
+                await self.agent.ask("GET", "/global/health", patience=5)
+                return
+            except (OSError, Failed):
+                if time.monotonic() > until:
+                    raise AgentDied("The agent ended in the middle of the turn, and does not come back.") from None
+            await asyncio.sleep(0.2)
+
+    def _generation(self) -> int:
+        return int(places.read_json(places.AGENT).get("generation", 0))
+
+    def _agent_session(self) -> str | None:
+        try:
+            with open(places.AGENT_SESSION, encoding="utf-8") as file:
+                return file.read().strip() or None
+        except OSError:
+            return None
+
+    async def _ensure_session(self) -> str:
+        known = self._agent_session()
+        if known is not None:
+            try:
+                await self.agent.ask("GET", f"/session/{known}?{self._where()}")
+                return known
+            except Failed:
+                pass
+        made = await self.agent.ask("POST", f"/session?{self._where()}", {"title": self.session})
+        session = str(made["id"])
+        with open(places.AGENT_SESSION, "w", encoding="utf-8") as file:
+            file.write(session)
+        return session
+
+    def _where(self) -> str:
+        return urlencode({"directory": self.directory})
+
+    # -- git -----------------------------------------------------------------------------------------------------------
+
+    async def _push(self, branch: str) -> None:
+        if branch.startswith("-"):
+            return self._emit({"type": "push_error", "branchName": branch, "error": "That is no branch."})
+        code, said = await self._git("push", "origin", f"HEAD:refs/heads/{branch}")
+        if code:
+            return self._emit({"type": "push_error", "branchName": branch, "error": said[-2000:].strip()})
+        _, sha = await self._git("rev-parse", "HEAD")
+        self._emit({"type": "push_complete", "branchName": branch, "sha": sha.strip()})
+
+    async def _diff(self) -> None:
+        code, patch = await self._git("diff", "HEAD")
+        if not code:
+            self._emit({"type": "diff", "patch": patch[:LARGEST_PATCH], "truncated": len(patch) > LARGEST_PATCH})
+
+    async def _git(self, *words: str) -> tuple[int, str]:
+        env = {**os.environ, "GIT_TERMINAL_PROMPT": "0"}
+        for name in ("SANDBOX_AUTH_TOKEN", "SESSION_CONFIG"):
+            env.pop(name, None)
+        try:
+            child = await asyncio.create_subprocess_exec(
+                "git",
+                *words,
+                cwd=self.directory,
+                env=env,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.STDOUT,
+            )
+        except OSError as error:
+            return 127, f"git cannot be run: {error}"
+        try:
+            out, _ = await asyncio.wait_for(child.communicate(), GIT_PATIENCE)
+        except (asyncio.TimeoutError, asyncio.CancelledError) as ended:
+            child.kill()
+            await child.wait()
+            if isinstance(ended, asyncio.CancelledError):
+                raise
+            return 124, f"git {words[0]} took longer than {GIT_PATIENCE:g} seconds."
+        return child.returncode or 0, out.decode("utf-8", "replace")
+
+
+class _Said:
+    """What was said about one prompt: nothing twice, the answer so far not too often, and an end once."""
+
+    def __init__(self, message: str, emit: Any) -> None:
+        self.message = message
+        self._put = emit
+        self.complete = False
+        self._known: Counter[str] = Counter()
+        self._token: Event | None = None
+        self._content = ""
+        self._at = 0.0
+
+    def forget(self) -> None:
+        open(places.SAID, "w").close()
+
+    def recall(self, outbox: Outbox) -> None:
+        """After a death: what was written down, and what is in the outbox and was not written down any more."""
+        try:
+            with open(places.SAID, encoding="utf-8") as file:
+                self._known = Counter(file.read().split())
+        except OSError:
+            pass
+        waiting = [event for event in map(outbox.read, outbox.waiting()) if event is not None]
+        self._known |= Counter(_key(event) for event in waiting if event.get("messageId") == self.message)
+
+    def _emit(self, event: Event) -> None:
+        self._put(event)  # first: rather twice than never
+        with open(places.SAID, "a", encoding="utf-8") as file:
+            file.write(_key(event) + "\n")
+
+    def take(self, events: list[Event]) -> None:
+        for event in events:
+            event = {**event, "messageId": self.message}
+            if event["type"] == "token":
+                self._answer(event)
+                continue
+            key = _key(event)
+            if self._known[key] > 0:
+                self._known[key] -= 1
+                continue
+            self.flush()
+            self._emit(event)
+            if event["type"] == "execution_complete":
+                self.complete = True
+                return
+
+    def _answer(self, event: Event) -> None:
+        if event.get("content") == self._content:
+            return
+        self._token = event
+        if time.monotonic() - self._at >= TOKENS_EVERY:
+            self.flush()
+
+    def flush(self) -> None:
+        if self._token is not None:
+            self._content, self._at = self._token["content"], time.monotonic()
+            self._emit(self._token)
+            self._token = None
+
+    def fail(self, error: str, code: str) -> None:
+        self.flush()
+        self.complete = True
+        self._emit({"type": "error", "messageId": self.message, "error": error, "code": code})
+        ended = {"type": "execution_complete", "success": False, "error": error, "code": code}
+        self._emit({**ended, "messageId": self.message})
+
+
+def _key(event: Event) -> str:
+    said = {name: value for name, value in event.items() if name != "id"}
+    return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()[:24]
+
+
+def _knows(messages: list[dict[str, Any]], id: str) -> bool:
+    return any(each["info"].get("id") == id for each in messages)
+
+
+def message_id() -> str:
+    """Increasing with time, as the agent's own are; nothing is ever ordered by it."""
+    return f"{int(time.time() * 1000):012x}{os.urandom(7).hex()}"
+
+
+if __name__ == "__main__":
+    asyncio.run(Bridge(dict(os.environ)).run())

@@ -1,0 +1,37 @@
+"""Where things are inside a session's sandbox."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import Any
+
+HERE = os.environ.get("SKERRY_SESSION_DIRECTORY") or os.path.dirname(os.path.abspath(__file__))
+OUTBOX = os.path.join(HERE, "outbox")
+STATE = os.path.join(HERE, "bridge.json")
+"""What the bridge must know after it was killed: the prompt it is at, and those it has done."""
+SAID = os.path.join(HERE, "said")
+"""Digests of what was said about that prompt."""
+AGENT = os.path.join(HERE, "agent.json")
+"""Which start of the agent is the present one; written by the supervisor."""
+ACCESS = os.path.join(HERE, "access.json")
+"""How the control plane is reached, for the agent's tools."""
+LOG = os.path.join(HERE, "agent.log")
+AGENT_SESSION = "/tmp/opencode-session-id"
+
+
+def read_json(path: str) -> dict[str, Any]:
+    try:
+        with open(path, encoding="utf-8") as file:
+            found = json.load(file)
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def write_json(path: str, value: dict[str, Any]) -> None:
+    """All of it or nothing, readable by nobody else."""
+    fresh = f"{path}.{os.getpid()}"
+    with open(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as file:
+        json.dump(value, file)
+    os.rename(fresh, path)

@@ -1,0 +1,253 @@
+"""What sessions say on the wire."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from enum import StrEnum
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, SecretStr
+
+from skerry.agents.models import AgentConfig
+from skerry.models import EgressMode, EgressPolicy, EnvVars, Limits, Request, Result, SandboxRef, Secrets
+
+Content = Annotated[str, Field(min_length=1, max_length=1_000_000)]
+Branch = Annotated[str, Field(pattern=r"^[A-Za-z0-9_](?:[A-Za-z0-9._/-]{0,198}[A-Za-z0-9_-])?$")]
+"""What git takes as a branch and no program takes for an option; ``..`` and the like are left to git to refuse."""
+RepoWord = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-][A-Za-z0-9_.-]{0,99}$")]
+
+
+class SessionStatus(StrEnum):
+    CREATED = "created"
+    ACTIVE = "active"
+    COMPLETED = "completed"
+    ARCHIVED = "archived"
+
+
+class SandboxStatus(StrEnum):
+    PENDING = "pending"
+    SPAWNING = "spawning"
+    CONNECTING = "connecting"
+    WARMING = "warming"
+    SYNCING = "syncing"
+    READY = "ready"
+    RUNNING = "running"
+    STALE = "stale"
+    SNAPSHOTTING = "snapshotting"
+    STOPPED = "stopped"
+    FAILED = "failed"
+
+
+class MessageStatus(StrEnum):
+    PENDING = "pending"
+    PROCESSING = "processing"
+    COMPLETED = "completed"
+    FAILED = "failed"
+
+
+class CreateSession(Request):
+    title: str | None = Field(None, max_length=500)
+    repo_owner: RepoWord | None = None
+    repo_name: RepoWord | None = None
+    branch: Branch | None = Field(None, description="The branch to begin from; the repository's own unless given.")
+    model: str | None = Field(None, max_length=200, description="provider/model.")
+    git_user_name: str | None = Field(None, max_length=200)
+    git_user_email: str | None = Field(None, max_length=200)
+    github_token: SecretStr | None = Field(
+        None,
+        description="The user's own, for pull requests and for git. Kept encrypted; it is never sent to the sandbox.",
+    )
+    config: AgentConfig = Field(
+        default_factory=AgentConfig, description="The agent's. Keys in it stay outside of the sandbox."
+    )
+    env: EnvVars = Field(default_factory=dict)
+    limits: Limits = Field(default_factory=Limits)
+    image: str = "host"
+    egress: EgressMode | EgressPolicy | None = None
+    secrets: Secrets = Field(default_factory=dict)
+
+
+class SendPrompt(Request):
+    content: Content
+    author: str | None = Field(None, max_length=200)
+    model: str | None = Field(None, max_length=200)
+    source: str = Field("api", max_length=50)
+    attachments: list[dict[str, Any]] = Field(default_factory=list, max_length=50)
+
+
+class AddParticipant(Request):
+    user: str = Field(min_length=1, max_length=200)
+    name: str | None = Field(None, max_length=200)
+    github_token: SecretStr | None = None
+
+
+class AskWsToken(Request):
+    user: str | None = Field(None, min_length=1, max_length=200)
+
+
+class CreatePullRequest(Request):
+    title: str = Field(min_length=1, max_length=500)
+    body: str = Field("", max_length=100_000)
+    base_branch: Branch | None = None
+    head_branch: Branch | None = None
+    draft: bool = False
+
+
+class SandboxError(Request):
+    error: str = Field(min_length=1, max_length=20_000)
+
+
+class SessionInfo(Result):
+    id: str
+    title: str | None
+    repo_owner: str | None
+    repo_name: str | None
+    branch: str | None
+    model: str | None
+    status: SessionStatus
+    sandbox_id: SandboxRef | None
+    sandbox_status: SandboxStatus
+    snapshot: str | None
+    error: str | None = Field(None, description="Why the last sandbox could not be started, or ended.")
+    processing: bool = False
+    queued: int = 0
+    created_at: datetime
+    updated_at: datetime
+
+
+class SessionList(Result):
+    sessions: list[SessionInfo]
+    cursor: str | None = None
+    has_more: bool = False
+
+
+class MessageInfo(Result):
+    id: str
+    content: str
+    author: str | None
+    model: str | None
+    source: str
+    attachments: list[dict[str, Any]]
+    status: MessageStatus
+    error: str | None = None
+    created_at: datetime
+    started_at: datetime | None = None
+    completed_at: datetime | None = None
+
+
+class MessageList(Result):
+    messages: list[MessageInfo]
+    cursor: str | None = None
+    has_more: bool = False
+
+
+class EventInfo(Result):
+    id: str
+    number: int
+    type: str
+    message_id: str | None
+    data: dict[str, Any]
+    at: datetime
+
+
+class EventList(Result):
+    events: list[EventInfo]
+    cursor: str | None = None
+    has_more: bool = False
+
+
+class ArtifactInfo(Result):
+    id: str
+    type: str
+    url: str | None
+    metadata: dict[str, Any]
+    created_at: datetime
+
+
+class ArtifactList(Result):
+    artifacts: list[ArtifactInfo]
+
+
+class ParticipantInfo(Result):
+    id: str
+    user: str
+    name: str | None
+    role: Literal["owner", "member"]
+    joined_at: datetime
+
+
+class ParticipantList(Result):
+    participants: list[ParticipantInfo]
+
+
+class PromptQueued(Result):
+    message_id: str
+    status: Literal["queued"] = "queued"
+    position: int
+
+
+class WsToken(Result):
+    token: str
+    participant_id: str
+    expires_at: datetime
+
+
+class PullRequest(Result):
+    number: int
+    url: str
+    head_branch: str
+    base_branch: str
+    state: str = "open"
+
+
+class Repository(Result):
+    owner: str
+    name: str
+    full_name: str
+    private: bool = False
+    default_branch: str = "main"
+    description: str | None = None
+
+
+class RepositoryList(Result):
+    repos: list[Repository]
+
+
+# -- what clients say over their WebSocket -----------------------------------------------------------------------------
+
+
+class Subscribe(Request):
+    type: Literal["subscribe"]
+    token: str = Field(max_length=500)
+    client_id: str = Field(min_length=1, max_length=200)
+
+
+class ClientPrompt(Request):
+    type: Literal["prompt"]
+    content: Content
+    model: str | None = Field(None, max_length=200)
+    attachments: list[dict[str, Any]] = Field(default_factory=list, max_length=50)
+
+
+class ClientStop(Request):
+    type: Literal["stop"]
+
+
+class Typing(Request):
+    type: Literal["typing"]
+
+
+class Presence(Request):
+    type: Literal["presence"]
+    status: Literal["active", "idle"] = "active"
+    cursor: dict[str, Any] | None = None
+
+
+class Ping(Request):
+    type: Literal["ping"]
+
+
+Said = Annotated[
+    Subscribe | ClientPrompt | ClientStop | Typing | Presence | Ping,
+    Field(discriminator="type"),
+]

@@ -1,0 +1,179 @@
+"""What runs inside a session's sandbox, by itself."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from skerry.agents.sessions.spawner import INSIDE
+
+PACKAGE = files("skerry.agents")
+SOURCES = {name: PACKAGE.joinpath("inside", f"{name}.py").read_text() for name in INSIDE}
+SOURCES["turn"] = PACKAGE.joinpath("opencode", "turn.py").read_text()
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_it_takes_no_more_than_the_standard_library_of_an_older_python(name: str) -> None:
+    tree = ast.parse(SOURCES[name], feature_version=(3, 9))
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            modules = [node.module or ""] if isinstance(node, ast.ImportFrom) else [each.name for each in node.names]
+            for module in modules:
+                first = module.partition(".")[0]
+                assert first in sys.stdlib_module_names or first in SOURCES, module
+        assert not isinstance(node, ast.Match)
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    for name, text in SOURCES.items():
+        (tmp_path / f"{name}.py").write_text(text)
+    return tmp_path
+
+
+def run(place: Path, code: str) -> Any:
+    line = [sys.executable, "-I", "-c", f"import sys; sys.path.insert(0, {str(place)!r})\n{code}"]
+    done = subprocess.run(line, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_what_is_in_the_outbox_is_there_in_order_until_it_is_acknowledged(place: Path) -> None:
+    found = run(
+        place,
+        """
+import json, os
+from outbox import Outbox
+first, second = Outbox(sys.path[0] + "/box"), Outbox(sys.path[0] + "/box")
+ids = [(first if n % 2 else second).add({"type": "t", "n": n}) for n in range(20)]
+assert ids == sorted(ids)
+open(sys.path[0] + "/box/half.new", "w").close()  # one that was being written when its writer was killed
+open(sys.path[0] + "/box/0broken", "w").write("{")
+left = [Outbox(sys.path[0] + "/box").read(id) for id in first.waiting()]
+first.remove(ids[0]); first.remove(ids[0]); first.remove("../turn.py")
+print(json.dumps([[e["n"] for e in left if e], len(first.waiting()), os.path.exists(sys.path[0] + "/turn.py")]))
+""",
+    )
+    assert found == [list(range(20)), 19, True]
+
+
+def test_the_tool_speaks_mcp(place: Path) -> None:
+    asked = [
+        {"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": {"protocolVersion": "2025-03-26"}},
+        {"jsonrpc": "2.0", "method": "notifications/initialized"},
+        {"jsonrpc": "2.0", "id": 2, "method": "tools/list"},
+        {"jsonrpc": "2.0", "id": 3, "method": "resources/list"},
+    ]
+    line = [sys.executable, "-I", str(place / "pull_request.py")]
+    said = subprocess.run(
+        line, input="\n".join([*map(json.dumps, asked), "nonsense"]), capture_output=True, text=True, check=True
+    )
+    first, second, third = map(json.loads, said.stdout.splitlines())
+    assert first["result"]["protocolVersion"] == "2025-03-26"
+    assert [tool["name"] for tool in second["result"]["tools"]] == ["create-pull-request"]
+    assert third["error"]["code"] == -32601
+
+
+def git(*words: str, cwd: Path) -> str:
+    env = {
+        **{f"GIT_{who}_{what}": "a@example.com" for who in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")},
+        "PATH": os.environ["PATH"],
+        "HOME": str(cwd),
+    }
+    return subprocess.run(["git", *words], cwd=cwd, env=env, capture_output=True, text=True, check=True).stdout.strip()
+
+
+SYNC = """
+import asyncio, json, os
+import supervisor
+from outbox import Outbox
+environ = {"SANDBOX_ID": "s", "SESSION_ID": "x", "CONTROL_PLANE_URL": "http://127.0.0.1:1", "SANDBOX_AUTH_TOKEN": "t",
+           "RESTORED_FROM_SNAPSHOT": "%(restored)s", "PATH": os.environ["PATH"], "HOME": sys.path[0],
+           "SESSION_CONFIG": json.dumps({"repoUrl": "%(origin)s", "directory": "%(work)s", "branch": "trunk"})}
+async def main():
+    await supervisor.Supervisor(environ)._repository()
+asyncio.run(main())
+box = Outbox(sys.path[0] + "/outbox")
+events = [box.read(id) for id in box.waiting()]
+for id in box.waiting(): box.remove(id)
+print(json.dumps([[e["type"], e.get("status")] for e in events]))
+"""
+
+
+def commit(place: Path, text: str) -> str:
+    (place / "file").write_text(text)
+    git("add", "-A", cwd=place)
+    git("commit", "-qm", text, cwd=place)
+    return git("rev-parse", "HEAD", cwd=place)
+
+
+def test_a_repository_is_cloned_rebased_and_left_alone_where_that_fails(place: Path, tmp_path: Path) -> None:
+    origin, work = tmp_path / "origin", tmp_path / "workspace" / "thing"
+    origin.mkdir()
+    git("init", "-q", "-b", "trunk", cwd=origin)
+    first = commit(origin, "one")
+    (place / ".gitconfig").write_text("[user]\nname = a\nemail = a@example.com\n")
+    how = {"origin": f"file://{origin}", "work": work, "restored": "false"}
+    synced = [["git_sync", "started"], ["git_sync", "completed"]]
+    assert run(place, SYNC % how) == synced
+    assert git("rev-parse", "HEAD", cwd=work) == first
+
+    second = commit(origin, "two")
+    assert run(place, SYNC % how) == synced
+    assert git("rev-parse", "HEAD", cwd=work) == second
+
+    # What was done here and there does not fit: it stays as it is, and that is said.
+    commit(origin, "theirs")
+    mine = commit(work, "mine")
+    assert run(place, SYNC % how) == [synced[0], ["warning", None], synced[1]]
+    assert git("rev-parse", "HEAD", cwd=work) == mine
+    assert not (work / ".git" / "rebase-merge").exists()
+
+    # One that was restored is only fetched for.
+    git("reset", "-q", "--hard", second, cwd=work)
+    assert run(place, SYNC % {**how, "restored": "true"}) == synced
+    assert git("rev-parse", "HEAD", cwd=work) == second
+    assert git("log", "-1", "--format=%s", "origin/trunk", cwd=work) == "theirs"
+
+
+def test_a_supervisor_that_is_told_to_stop_leaves_nothing_running(place: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    agent = (
+        "import http.server\n"
+        "class H(http.server.BaseHTTPRequestHandler):\n"
+        "    def do_GET(self): self.send_response(200); self.end_headers()\n"
+        f"http.server.HTTPServer(('127.0.0.1', {port}), H).serve_forever()"
+    )
+    config = {
+        "directory": str(place / "work"),
+        "python": [sys.executable],
+        "agent": {"command": [sys.executable, "-c", agent], "port": port},
+    }
+    environ = {
+        "SANDBOX_ID": "s",
+        "SESSION_ID": "x",
+        "CONTROL_PLANE_URL": "http://127.0.0.1:1",
+        "SANDBOX_AUTH_TOKEN": "t",
+        "SESSION_CONFIG": json.dumps(config),
+        "PATH": os.environ["PATH"],
+    }
+    process = subprocess.Popen([sys.executable, str(place / "supervisor.py")], env=environ)
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+    until = time.monotonic() + 30
+    while len(running := children.read_text().split()) < 2:
+        assert time.monotonic() < until
+        time.sleep(0.05)
+    process.terminate()
+    assert process.wait(20) == 0
+    assert not [pid for pid in running if Path(f"/proc/{pid}").exists()]

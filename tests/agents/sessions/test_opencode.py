@@ -1,0 +1,105 @@
+"""Sessions with the real OpenCode, driven by a model with a script."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from skerry.agents.sessions.sessions import opencode
+from tests.agents.conftest import HOST, KEY
+from tests.agents.model import Model, call, config, hang, say
+from tests.agents.sessions.conftest import Desk, desk_of
+
+
+@pytest.fixture(scope="module")
+async def desk() -> AsyncIterator[Desk]:
+    home = Path(tempfile.mkdtemp(prefix="skerry-sessions-"))
+    os.chmod(home, 0o711)
+    async with desk_of(home, agent=opencode) as desk:
+        yield desk
+    shutil.rmtree(home)
+
+
+@pytest.fixture(scope="module")
+async def session(desk: Desk, scripted: Model) -> str:
+    return await desk.session(
+        config=config(scripted, key=KEY), egress={"mode": "allowlist", "allow": [f"{HOST}:{scripted.port}"]}
+    )
+
+
+async def test_what_is_two_and_two(desk: Desk, session: str, model: Model) -> None:
+    model.when("2+2", say("It is 4"))
+    message = await desk.ask(session, "What is 2+2?")
+    assert message["status"] == "completed", message
+    events = await desk.events(session, messageId=message["id"])
+    assert [event["type"] for event in events] == ["step_start", "token", "step_finish", "execution_complete"]
+    assert events[1]["data"]["content"] == "It is 4"
+    assert KEY not in await desk.inside(session, "cat /proc/*/environ /var/lib/skerry-session/*.json; env")
+
+
+async def test_three_prompts_one_after_the_other(desk: Desk, session: str, model: Model) -> None:
+    for number in range(3):
+        model.when(
+            f"number {number}", call("bash", command=f"echo {number} >> order", description="x"), say(f"did {number}")
+        )
+    sent = [await desk.prompt(session, f"number {number}") for number in range(3)]
+    for id in sent:
+        assert (await desk.done(session, id))["status"] == "completed"
+    assert (await desk.inside(session, "cat /workspace/order")).split() == ["0", "1", "2"]
+
+
+async def test_stop(desk: Desk, session: str, model: Model) -> None:
+    model.when("wait", hang())
+    message = await desk.prompt(session, "wait for ever")
+    await desk.until(lambda: _asked(model, "wait"))
+    await desk.http.post(f"/sessions/{session}/stop")
+    assert (await desk.done(session, message))["status"] == "failed"
+    ended = await desk.event(session, "execution_complete", messageId=message)
+    assert ended["data"]["code"] == "aborted"
+
+
+async def _asked(model: Model, words: str) -> bool:
+    return any(asked.tools and words in asked.prompt for asked in list(model.asked))
+
+
+async def test_a_killed_bridge(desk: Desk, session: str, model: Model) -> None:
+    words = " ".join(f"w{number}" for number in range(30))
+    model.when("count", call("bash", command="echo one", description="x"), say(words, pause=0.1))
+    message = await desk.prompt(session, "please count")
+    await desk.event(session, "token", messageId=message)
+    await desk.kill(session, "session/bridge.py")
+    assert (await desk.done(session, message))["status"] == "completed"
+    events = await desk.events(session, messageId=message)
+    types = [event["type"] for event in events]
+    assert (types.count("execution_complete"), types.count("step_finish")) == (1, 2)
+    calls = [(event["data"]["callId"], event["data"]["status"]) for event in events if event["type"] == "tool_call"]
+    assert len(calls) == len(set(calls)) == 3
+    assert [event["data"]["content"] for event in events if event["type"] == "token"][-1] == words
+
+
+async def test_a_killed_opencode(desk: Desk, session: str, model: Model) -> None:
+    model.when("die", call("bash", command="echo one", description="x"), hang())
+    message = await desk.prompt(session, "die")
+    await desk.event(session, "tool_call", messageId=message)
+    await desk.kill(session, "opencode serve")
+    assert (await desk.done(session, message))["status"] == "failed"
+    events = await desk.events(session, messageId=message)
+    assert events[-1]["data"]["code"] == "agent_died"
+    model.when("alive", say("yes"))
+    assert (await desk.ask(session, "are you alive?"))["status"] == "completed"
+
+
+async def test_restored_after_a_stop_it_knows_what_was_said(desk: Desk, session: str, model: Model) -> None:
+    await desk.status(session, "ready")
+    live = desk.live(session)
+    live.row.active_at = (live.row.active_at or 0) - 601
+    await desk.status(session, "stopped")
+    model.when("remember", say("I do"))
+    assert (await desk.ask(session, "do you remember?"))["status"] == "completed"
+    assert (await desk.inside(session, "cat /workspace/order")).split() == ["0", "1", "2"]
+    assert any("2+2" in str(asked.body["messages"]) for asked in model.asked)

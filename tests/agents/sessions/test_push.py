@@ -1,0 +1,217 @@
+"""Repositories in sessions: cloned, worked on, pushed, and made into pull requests, with no token inside."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+import tempfile
+from collections.abc import AsyncIterator, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from skerry.agents.sessions.sessions import opencode
+from skerry.agents.sessions.spawner import AgentCommand
+from skerry.control.session_rows import SessionRow
+from tests.agents.conftest import HOST, KEY
+from tests.agents.model import Model, call, config, say
+from tests.agents.search import nothing_inside
+from tests.agents.sessions.conftest import Desk, desk_of
+from tests.agents.sessions.conftest import scripted as scripted_agent
+from tests.agents.sessions.forge import Forge
+
+TOKEN = "ghs_" + secrets.token_hex(18)
+USERS_TOKEN = "gho_" + secrets.token_hex(18)
+
+
+@pytest.fixture(scope="module")
+def forge() -> Iterator[Forge]:
+    root = Path(tempfile.mkdtemp(prefix="skerry-forge-"))
+    with Forge(root, TOKEN) as forge:
+        forge.repository("acme", "thing")
+        yield forge
+    shutil.rmtree(root)
+
+
+def agent(row: SessionRow, tools: Mapping[str, Any]) -> AgentCommand:
+    return opencode(row, tools) if row.title == "with a model" else scripted_agent(row, tools)
+
+
+@pytest.fixture(scope="module")
+async def desk(forge: Forge) -> AsyncIterator[Desk]:
+    home = Path(tempfile.mkdtemp(prefix="skerry-sessions-"))
+    os.chmod(home, 0o711)
+    settings = {
+        "forge_url": f"http://{forge.host}/api",
+        "forge_git_url": f"http://{forge.host}/git",
+        "forge_token": TOKEN,
+    }
+    async with desk_of(home, agent=agent, settings=settings) as desk:
+        yield desk
+    shutil.rmtree(home)
+
+
+def repository(forge: Forge, *hosts: str, **more: Any) -> dict[str, Any]:
+    return {
+        "repoOwner": "acme",
+        "repoName": "thing",
+        "gitUserName": 'Ann $(touch /tmp/pwned) "O\'Hara" B',
+        "gitUserEmail": "ann@example.com",
+        "egress": {"mode": "allowlist", "allow": [forge.host, *hosts]},
+        **more,
+    }
+
+
+COMMIT = "cd /workspace/thing && echo two >> file && git add -A && git commit -qm two && git rev-parse HEAD"
+
+
+@pytest.fixture(scope="module")
+async def session(desk: Desk, forge: Forge) -> str:
+    id = await desk.session(**repository(forge))
+    assert (await desk.ask(id, "say ready"))["status"] == "completed"
+    return id
+
+
+async def test_the_repository_is_there_and_commits_are_the_users(desk: Desk, session: str) -> None:
+    synced = await desk.events(session, type="git_sync")
+    assert [event["data"]["status"] for event in synced] == ["started", "completed"]
+    assert await desk.inside(session, "cat /workspace/thing/file") == "one\n"
+    await desk.inside(session, COMMIT)
+    author = await desk.inside(session, "cd /workspace/thing && git log -1 --format='%an <%ae>'")
+    assert author == 'Ann $(touch /tmp/pwned) "O\'Hara" B <ann@example.com>\n'
+    assert await desk.inside(session, "ls /tmp/pwned 2>/dev/null") == ""
+
+
+async def test_a_pull_request_is_pushed_from_inside_and_opened_from_outside(
+    desk: Desk, session: str, forge: Forge
+) -> None:
+    sha = (await desk.inside(session, COMMIT)).strip()
+    answer = await desk.http.post(f"/sessions/{session}/pr", json={"title": "Two", "body": "It is two now."})
+    assert answer.status_code == 201, answer.text
+    made = answer.json()
+    assert made["headBranch"] == f"skerry/{session}"
+    assert made["baseBranch"] == "trunk"
+    bare = forge.root / "acme" / "thing.git"
+    assert forge.git("rev-parse", made["headBranch"], cwd=bare) == sha
+    assert (forge.pulls[-1]["title"], forge.pulls[-1]["body"]) == ("Two", "It is two now.")
+    artifacts = (await desk.http.get(f"/sessions/{session}/artifacts")).json()["artifacts"]
+    assert [(each["type"], each["url"]) for each in artifacts] == [("pr", made["url"])]
+    assert artifacts[0]["metadata"]["sha"] == sha
+
+    # A second time the branch moves, and the pull request is the same.
+    again = (await desk.http.post(f"/sessions/{session}/pr", json={"title": "Two"})).json()
+    assert again["number"] == made["number"]
+    assert len((await desk.http.get(f"/sessions/{session}/artifacts")).json()["artifacts"]) == 1
+
+
+async def test_who_takes_part_with_a_token_opens_it_in_their_own_name(desk: Desk, session: str, forge: Forge) -> None:
+    await desk.inside(session, COMMIT)
+    me = {"user": "local client", "githubToken": USERS_TOKEN}
+    joined = await desk.http.post(f"/sessions/{session}/participants", json=me)
+    assert joined.status_code == 201
+    assert USERS_TOKEN not in joined.text
+    wanted = {"title": "Mine", "headBranch": "mine"}
+    assert (await desk.http.post(f"/sessions/{session}/pr", json=wanted)).status_code == 201
+    assert forge.users[-1] == USERS_TOKEN
+    stored = await desk.live(session)._rows.participants(session)
+    assert not any(USERS_TOKEN in str(each.sealed) for each in stored)
+
+
+async def test_a_push_that_fails_says_why(desk: Desk, session: str, forge: Forge) -> None:
+    bare = forge.root / "acme" / "thing.git"
+    forge.git("config", "http.receivepack", "false", cwd=bare)
+    try:
+        answer = await desk.http.post(f"/sessions/{session}/pr", json={"title": "x", "headBranch": "never"})
+    finally:
+        forge.git("config", "http.receivepack", "true", cwd=bare)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (502, "push_failed")
+    assert "403" in answer.json()["error"]["message"]
+    assert not [pull for pull in forge.pulls if pull["head"] == "never"]
+
+
+async def test_no_token_is_inside(desk: Desk, session: str) -> None:
+    sandbox = desk.live(session).row.sandbox_id
+    assert sandbox is not None
+    async with desk.registry.use(sandbox) as runtime:
+        await nothing_inside(runtime, TOKEN)
+        await nothing_inside(runtime, USERS_TOKEN)
+
+
+async def test_after_a_restore_the_work_is_fetched_for_but_not_moved(desk: Desk, session: str, forge: Forge) -> None:
+    mine = (await desk.inside(session, "cd /workspace/thing && git rev-parse HEAD")).strip()
+    work = forge.root / "thing-work"
+    (work / "other").write_text("theirs\n")
+    forge.git("add", ".", cwd=work)
+    forge.git("commit", "-qm", "theirs", cwd=work)
+    forge.git("push", "-q", str(forge.root / "acme" / "thing.git"), "trunk", cwd=work)
+    theirs = forge.git("rev-parse", "HEAD", cwd=work)
+    await desk.status(session, "ready")
+    live = desk.live(session)
+    live.row.active_at = (live.row.active_at or 0) - 601
+    await desk.status(session, "stopped")
+    assert (await desk.ask(session, "say back"))["status"] == "completed"
+    now = await desk.inside(session, "cd /workspace/thing && git rev-parse HEAD origin/trunk")
+    assert now.split() == [mine, theirs]
+
+
+async def test_the_second_session_with_a_repository_finds_it_there(desk: Desk, forge: Forge) -> None:
+    warm = desk.sessions.spawner.warm
+
+    async def warmed() -> bool:
+        return bool(warm._entries)
+
+    await desk.until(warmed)
+    work = forge.root / "thing-work"
+    (work / "newest").write_text("newest\n")
+    forge.git("add", ".", cwd=work)
+    forge.git("commit", "-qm", "newest", cwd=work)
+    forge.git("push", "-q", str(forge.root / "acme" / "thing.git"), "trunk", cwd=work)
+    id = await desk.session(**repository(forge, branch="trunk"))
+    other = await desk.session(**repository(forge))
+    row = (await desk.sessions.find(other)).row
+    assert warm.take(row, TOKEN) is not None
+    assert warm.take((await desk.sessions.find(id)).row, TOKEN) is None, "another branch is another clone"
+    assert warm.take(row, "another token") is None
+    assert (await desk.ask(other, "say ready"))["status"] == "completed"
+    sandbox = await desk.registry.get(desk.live(other).row.sandbox_id or "")
+    assert sandbox.made_from == warm.take(row, TOKEN)
+    assert await desk.inside(other, "cat /workspace/thing/newest") == "newest\n"
+    assert await desk.inside(other, "ls /workspace") == "thing\n"
+    for each in (id, other):
+        await desk.http.delete(f"/sessions/{each}")
+
+
+async def test_a_repository_that_is_not_there_is_a_failure_that_says_so(desk: Desk, forge: Forge) -> None:
+    id = await desk.session(**repository(forge, repoName="nothing"))
+    await desk.prompt(id, "say x")
+    failed = await desk.status(id, "failed")
+    assert "could not be cloned" in failed["error"]
+    await desk.http.delete(f"/sessions/{id}")
+
+
+async def test_repositories_are_listed_and_described(desk: Desk) -> None:
+    assert [each["fullName"] for each in (await desk.http.get("/repos")).json()["repos"]] == ["acme/thing"]
+    found = (await desk.http.get("/repos/acme/thing/metadata")).json()
+    assert (found["defaultBranch"], found["private"]) == ("trunk", True)
+    missing = await desk.http.get("/repos/acme/nothing/metadata")
+    assert (missing.status_code, missing.json()["error"]["code"]) == (404, "repository_not_found")
+
+
+async def test_the_agent_opens_a_pull_request_with_a_tool_of_its_own(desk: Desk, forge: Forge, model: Model) -> None:
+    model.when(
+        "make it three",
+        call("bash", command="echo three >> file && git commit -qam three", description="x"),
+        call("skerry_create-pull-request", title="Three", body="By the agent."),
+        say("It is open."),
+    )
+    id = await desk.session(
+        **repository(forge, f"{HOST}:{model.port}", title="with a model", config=config(model, key=KEY))
+    )
+    message = await desk.ask(id, "make it three")
+    assert message["status"] == "completed"
+    assert (forge.pulls[-1]["title"], forge.pulls[-1]["head"]) == ("Three", f"skerry/{id}")
+    calls = [event["data"] for event in await desk.events(id, type="tool_call")]
+    assert "was opened" in calls[-1]["output"]
+    await desk.http.delete(f"/sessions/{id}")
