@@ -1,0 +1,74 @@
+"""Files that a task leaves for those who asked for it: what it put into ``artifacts/``, and what they named."""
+
+from __future__ import annotations
+
+import fnmatch
+import posixpath
+from collections.abc import AsyncIterator, Collection, Sequence
+
+from skerry.agents.task_models import ArtifactInfo
+from skerry.errors import FileError, InvalidPathError, SkerryError
+from skerry.models import FileInfo
+from skerry.runtime.runtime import Runtime
+
+DIRECTORY = "artifacts"
+LARGEST = 16 << 20
+MOST = 64 << 20
+"""Bytes of one file, and of all, that are kept; what is larger is only listed."""
+COUNT = 200
+
+
+async def gather(
+    runtime: Runtime, directory: str, wanted: Sequence[str], unchanged: Collection[str]
+) -> AsyncIterator[tuple[ArtifactInfo, bytes]]:
+    """The artifacts with their contents, by path. ``unchanged``: files that were in ``artifacts/`` before."""
+    left = MOST
+    for path, size in sorted((await _found(runtime, directory, wanted, unchanged)).items())[:COUNT]:
+        if size > LARGEST or size > left:
+            yield ArtifactInfo(path=path, size=size, kept=False), b""
+            continue
+        try:
+            content = await _read(runtime, posixpath.join(directory, path))
+        except SkerryError:
+            continue  # it went away, or cannot be read
+        left -= len(content)
+        yield ArtifactInfo(path=path, size=len(content)), content
+
+
+async def _found(runtime: Runtime, directory: str, wanted: Sequence[str], unchanged: Collection[str]) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for file in await _below(runtime, posixpath.join(directory, DIRECTORY)):
+        path = posixpath.relpath(file.absolute_path, directory)
+        if path not in unchanged:
+            found[path] = file.size
+    for pattern in wanted:
+        for file in await _matching(runtime, posixpath.normpath(posixpath.join(directory, pattern))):
+            inside = file.absolute_path.startswith(directory.rstrip("/") + "/")
+            found[posixpath.relpath(file.absolute_path, directory) if inside else file.absolute_path] = file.size
+    return found
+
+
+async def _matching(runtime: Runtime, pattern: str) -> list[FileInfo]:
+    fixed = pattern
+    while any(sign in fixed for sign in "*?["):
+        fixed = posixpath.dirname(fixed)
+    if fixed != pattern:
+        return [file for file in await _below(runtime, fixed) if fnmatch.fnmatchcase(file.absolute_path, pattern)]
+    try:
+        file = await runtime.files.stat(pattern)
+    except SkerryError:
+        return []
+    return [file] if file.type == "file" else await _below(runtime, pattern)
+
+
+async def _below(runtime: Runtime, directory: str) -> list[FileInfo]:
+    try:
+        found = await runtime.files.list(directory, recursive=True, hidden=True)
+    except (FileError, InvalidPathError):
+        return []
+    return [file for file in found if file.type == "file"]
+
+
+async def _read(runtime: Runtime, path: str) -> bytes:
+    async with await runtime.files.open(path) as file:
+        return b"".join([part async for part in file.chunks(length=LARGEST)])

@@ -1,0 +1,515 @@
+"""Tasks: what agents are asked to do, each in a sandbox, on record from the moment it is accepted.
+
+Each open task belongs to one process (``runner``), which holds a lock on a file of that name for as long as it lives.
+So whoever comes after a process that died knows at once which tasks are nobody's, and takes them up or fails them, with
+the reason.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import json
+import os
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import asynccontextmanager, suppress
+from datetime import UTC, date, datetime, time, timedelta
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import structlog
+
+from skerry.agents import run
+from skerry.agents.availability import provider_for
+from skerry.agents.contract import DIRECTORY, Agent
+from skerry.agents.ids import nanoid
+from skerry.agents.muster import Muster
+from skerry.agents.run import ATTEMPTS, Desk, Outcome, Run
+from skerry.agents.task_models import (
+    AgentUsage,
+    AgentUsageDay,
+    ArtifactInfo,
+    CreateTask,
+    CreateTeam,
+    TaskDiff,
+    TaskEvent,
+    TaskInfo,
+    TaskList,
+    TaskStatus,
+    TaskSummary,
+)
+from skerry.agents.templates import filled
+from skerry.agents.workplace import Hidden
+from skerry.control.actor import caller, own_id
+from skerry.control.registry import Registry
+from skerry.control.task_rows import TaskEventRow, TaskRow
+from skerry.errors import (
+    ArtifactNotFoundError,
+    ConflictError,
+    InvalidRequestError,
+    SandboxExistsError,
+    SkerryError,
+    TaskNotFoundError,
+)
+from skerry.models import now
+from skerry.runtime.repository import check_branch, parse_repository
+
+log = structlog.get_logger(__name__)
+
+QUICK = "quick-task"
+"""The sandbox that each owner's quick tasks share."""
+LOOK = 1.0
+"""Seconds between looks for wishes that came by way of another server."""
+EXPIRE = 3600.0
+PAGE = 500
+LAST = ("done", "error")
+RESTARTED = "server_restarted"
+
+
+class Tasks:
+    def __init__(self, registry: Registry, agents: Mapping[str, Agent], *, resume: bool = True) -> None:
+        """``resume``: whether tasks are taken up again that a process before has left; if not, they fail."""
+        self.agents = agents
+        self._registry = registry
+        self._rows = registry.tasks
+        self._resume = resume
+        self._desk = Desk(registry, self._rows, agents, self._told)
+        self._runs: dict[str, tuple[Run, asyncio.Task[None]]] = {}
+        self._slots = asyncio.Semaphore(registry.settings.task_slots)
+        self._turns: dict[str, asyncio.Lock] = {}
+        self._news: dict[str, set[asyncio.Event]] = {}
+        self._keeper: asyncio.Task[None] | None = None
+        self._lock = -1
+        self.runner = ""
+
+    # -- opening and closing -------------------------------------------------------------------------------------------
+
+    async def open(self) -> None:
+        """From now on tasks are worked on; those that nobody works on any more are seen to."""
+        self.runner = f"{self._registry.node}-{nanoid(8)}"
+        self._lock = _hold(self._directory / self.runner)
+        for row in await self._rows.open_of(self._registry.node):
+            if not self._alive(row.runner) and await self._rows.adopt(row.id, row.runner, self.runner):
+                await self._take_up(row)
+        self._keeper = asyncio.get_running_loop().create_task(self._keep())
+
+    async def close(self) -> None:
+        """Let go of all tasks: the next server takes them up again, where that is wished for."""
+        if self._keeper is not None:
+            self._keeper.cancel()
+            await asyncio.gather(self._keeper, return_exceptions=True)
+        left = dict(self._runs)
+        for _, task in left.values():
+            task.cancel()
+        await asyncio.gather(*(task for _, task in left.values()), return_exceptions=True)
+        if not self._resume:
+            for id in left:
+                await self._fail(id, "The program that worked on it ended.")
+        if self._lock >= 0:
+            (self._directory / self.runner).unlink(missing_ok=True)
+            os.close(self._lock)
+            self._lock = -1
+
+    @property
+    def _directory(self) -> Path:
+        return self._registry.settings.home / "runners"
+
+    def _alive(self, runner: str | None) -> bool:
+        if runner is None or runner == self.runner:
+            return False
+        path = self._directory / runner
+        try:
+            fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        except OSError:
+            return False
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            return True
+        else:
+            path.unlink(missing_ok=True)
+            return False
+        finally:
+            os.close(fd)
+
+    async def _take_up(self, row: TaskRow) -> None:
+        reason = "The server ended while this task was worked on"
+        if row.status == TaskStatus.PENDING and self._resume:
+            return await self._start(row)
+        if not self._resume or row.request.get("onRestart") == "fail":
+            return await self._fail(row.id, f"{reason}.")
+        if row.attempts >= ATTEMPTS:
+            return await self._fail(row.id, f"{reason}, for the {row.attempts}th time: it is not taken up again.")
+        log.info("a task is taken up again", task=row.id, step=row.step)
+        await self._note(row.id, "status", message=f"{reason}; this one takes it up again.")
+        await self._start(row)
+
+    async def _fail(self, id: str, reason: str) -> None:
+        await self.end(id, Outcome(TaskStatus.FAILED, reason, RESTARTED))
+        log.warning("a task was failed", task=id, reason=reason)
+
+    async def end(self, id: str, outcome: Outcome) -> None:
+        """It has ended so, without having been worked on to its end."""
+        ended = {"status": outcome.status, "error": outcome.error, "error_code": outcome.code, "completed_at": now()}
+        if await self._rows.update(id, unless_ended=True, runner=None, step="ended", **ended) is not None:
+            await self._note(id, "error", message=outcome.error, code=outcome.code, status=outcome.status)
+
+    async def _note(self, id: str, type: str, **data: Any) -> None:
+        await self._rows.add_events(id, [(type, now(), data)])
+        self._told(id)
+
+    async def _keep(self) -> None:
+        """See to wishes that reached another server of this store, and forget what is old."""
+        loop, expired = asyncio.get_running_loop(), -EXPIRE
+        while True:
+            try:
+                if self._runs:
+                    for id in await self._rows.to_cancel(self.runner):
+                        self._runs[id][0].cancel() if id in self._runs else None
+                if loop.time() - expired >= EXPIRE:
+                    expired = loop.time()
+                    await self._rows.expire(now() - timedelta(days=self._registry.settings.task_days))
+            except SkerryError as error:
+                log.warning("tasks could not be looked after", reason=error.message)
+            await asyncio.sleep(LOOK)
+
+    # -- asking --------------------------------------------------------------------------------------------------------
+
+    async def create(self, request: CreateTask, *, retry_of: str | None = None) -> TaskRow:
+        """Accept a task and begin with it. What makes no sense is refused, and nothing is on record then."""
+        row, hidden = self.row_of(request)
+        row.retry_of = retry_of
+        await self._rows.insert(row)
+        work = Run(self._desk, row, hidden)
+        if row.made_sandbox:
+            # Here, where quotas and what cannot be are answered with an error and not with a task that failed.
+            try:
+                await self._registry.create(work.sandbox_request())
+            except SandboxExistsError:
+                pass
+            except BaseException:
+                await self._rows.forget(row.id)
+                raise
+        self.start(work)
+        return row
+
+    def row_of(self, request: CreateTask) -> tuple[TaskRow, Hidden]:
+        """A task that whoever asks may have, checked, and not on record yet."""
+        if request.template_id is not None:
+            text = filled(request.template_id, request.values, request.message)
+            request = request.model_copy(update={"message": text, "template_id": None, "values": {}})
+        request, hidden = self.checked(request)
+        id = f"task-{nanoid()}"
+        given = QUICK if request.reuse else request.sandbox_id
+        if request.session_id is not None and given is None:
+            raise InvalidRequestError("A session is one of a sandbox: say which.", hint="Send sandboxId beside it.")
+        row = TaskRow(
+            id=id,
+            node=self._registry.node,
+            runner=self.runner,
+            message=request.message,
+            provider=provider_for(self._registry, request.provider, request.use_case),
+            agent=request.agent,
+            owner=caller.get().owner,
+            sandbox_id=own_id(given or id),
+            made_sandbox=given is None,
+            session_id=request.session_id,
+            user_id=request.user_id,
+            model=request.model,
+            git_url=request.git_url,
+            git_branch=request.git_branch,
+            request=dumped(request),
+            secrets=self.sealed(id, hidden),
+        )
+        return row, hidden
+
+    def checked(self, request: Any) -> tuple[Any, Hidden]:
+        """A request that can be worked on, without what must not be read, and that apart."""
+        if request.agent not in self.agents:
+            raise InvalidRequestError(
+                f"There is no agent {request.agent[:60]!r}.", hint=f"There are {', '.join(sorted(self.agents))}."
+            )
+        provider_for(self._registry, request.provider)
+        directory = getattr(request, "directory", None) or DIRECTORY
+        self._desk.prepared(request, getattr(request, "model", None), directory, request.config)
+        changes: dict[str, Any] = {"secrets": {}, "config": None}
+        username = password = None
+        if request.git_url is not None:
+            check_branch(request.git_branch)
+            repository = parse_repository(request.git_url)
+            username, password, changes["git_url"] = repository.username, repository.password, repository.url
+        secrets = request.model_dump(mode="json", by_alias=True, include={"secrets"})["secrets"]
+        return request.model_copy(update=changes), Hidden(secrets, username, password, request.config)
+
+    def sealed(self, id: str, hidden: Hidden) -> str | None:
+        if hidden == Hidden():
+            return None
+        text = json.dumps([hidden.secrets, hidden.username, hidden.password, hidden.config])
+        return self._registry.seal(text, f"task/{id}")
+
+    def unsealed(self, id: str, sealed: str | None) -> Hidden:
+        return Hidden() if sealed is None else Hidden(*json.loads(self._registry.unseal(sealed, f"task/{id}")))
+
+    def with_credentials(self, url: str, hidden: Hidden) -> str:
+        """An address as it was before its password was taken out."""
+        scheme, _, rest = url.partition("://")
+        return f"{scheme}://{quote(hidden.username or '', safe='')}:{quote(hidden.password or '', safe='')}@{rest}"
+
+    # -- working -------------------------------------------------------------------------------------------------------
+
+    async def _start(self, row: TaskRow) -> None:
+        snapshot = None
+        try:
+            if row.team_id is not None and (team := await self._rows.team(row.team_id)) is not None:
+                snapshot = team[0].snapshot
+            work = self.work(row, snapshot)
+        except Exception as error:  # noqa: BLE001 - whatever an older server has written
+            return await self._fail(row.id, f"It could not be taken up again: {error}")
+        self.start(work)
+
+    def work(self, row: TaskRow, snapshot: str | None = None, muster: Muster | None = None) -> Run:
+        return Run(self._desk, row, self.unsealed(row.id, row.secrets), snapshot, muster)
+
+    def start(self, work: Run) -> asyncio.Task[None]:
+        task = asyncio.get_running_loop().create_task(self._work(work), name=work.row.id)
+        self._runs[work.row.id] = work, task
+        task.add_done_callback(lambda _: self._ended(work.row.id))
+        return task
+
+    def _ended(self, id: str) -> None:
+        self._runs.pop(id, None)
+        self._told(id)
+
+    async def _work(self, work: Run) -> None:
+        id = work.row.id
+        try:
+            async with self._turn(work):
+                await work.go()
+        except asyncio.CancelledError:
+            raise
+        except Exception as error:
+            # Whatever it was, the task does not stay open for ever.
+            log.exception("a task broke", task=id)
+            with suppress(SkerryError):
+                await self.end(id, Outcome.of(error) if isinstance(error, SkerryError) else run.BROKEN)
+
+    @asynccontextmanager
+    async def _turn(self, work: Run) -> AsyncGenerator[None, None]:
+        """Tasks in the same sandbox come one after the other: their changes could not be told apart."""
+        lock = self._turns.setdefault(work.sandbox, asyncio.Lock())
+        turn = asyncio.ensure_future(self._enter(lock))
+        wish = asyncio.ensure_future(work.cancelled())
+        try:
+            await asyncio.wait((turn, wish), return_when=asyncio.FIRST_COMPLETED)
+            yield
+        finally:
+            wish.cancel()
+            turn.cancel()
+            await asyncio.gather(wish, turn, return_exceptions=True)
+            if not turn.cancelled():
+                self._slots.release()
+                lock.release()
+            if not lock.locked():
+                self._turns.pop(work.sandbox, None)
+
+    async def _enter(self, lock: asyncio.Lock) -> None:
+        await lock.acquire()
+        try:
+            await self._slots.acquire()
+        except BaseException:
+            lock.release()
+            raise
+
+    # -- looking -------------------------------------------------------------------------------------------------------
+
+    async def get(self, id: str) -> TaskInfo:
+        return described(await self._mine(id))
+
+    async def _mine(self, id: str) -> TaskRow:
+        row = await self._rows.get(id, caller.get().owner)
+        if row is None:
+            raise TaskNotFoundError(f"There is no task {id[:80]!r}.", hint="GET /api/v2/agents/tasks lists them.")
+        return row
+
+    async def list(self, limit: int, offset: int = 0, **filters: str | None) -> TaskList:
+        rows, total = await self._rows.list(caller.get().owner, limit=limit, offset=offset, **filters)
+        return TaskList(tasks=[summary(row) for row in rows], total=total, limit=limit, offset=offset)
+
+    async def wait(self, id: str) -> TaskInfo:
+        """When it has ended. Leaving early leaves it alone."""
+        with self._listening(id) as news:
+            while True:
+                news.clear()
+                row = await self._mine(id)
+                if TaskStatus(row.status).ended and id not in self._runs:
+                    return described(row)
+                await self._hark(id, news)
+
+    async def follow(self, id: str, after: int = 0) -> AsyncGenerator[TaskEvent, None]:
+        """Those after the one with that number, then each as it happens; ends with ``done`` or ``error``."""
+        await self._mine(id)
+        with self._listening(id) as news:
+            while True:
+                news.clear()
+                row = await self._mine(id)
+                page = await self._rows.events(id, after, PAGE)
+                for event in page:
+                    last = event.type in LAST
+                    yield _event(event, described(await self._mine(id)) if last else None)
+                    if last:
+                        return
+                    after = event.id
+                if len(page) < PAGE and TaskStatus(row.status).ended and id not in self._runs:
+                    yield _last(row, after)  # its last event was lost with the server
+                    return
+                if len(page) < PAGE:
+                    await self._hark(id, news)
+
+    def _listening(self, id: str) -> Any:
+        return _Listener(self._news, id)
+
+    async def _hark(self, id: str, news: asyncio.Event) -> None:
+        if id in self._runs:
+            await news.wait()
+            return
+        with suppress(TimeoutError):  # another process works on it, and nobody here is told
+            await asyncio.wait_for(news.wait(), LOOK)
+
+    def _told(self, id: str) -> None:
+        for news in self._news.get(id, ()):
+            news.set()
+
+    async def patch(self, id: str) -> bytes:
+        row = await self._mine(id)
+        return row.patch or b""
+
+    async def artifact(self, id: str, path: str) -> bytes:
+        row = await self._mine(id)
+        content = await self._rows.artifact(row.id, path)
+        if content is None:
+            raise ArtifactNotFoundError(
+                f"Task {id!r} has left no {path[:200]!r}.",
+                details={"artifacts": [each["path"] for each in row.artifacts]},
+            )
+        return content
+
+    async def usage(self, since: date | None, until: date | None) -> AgentUsage:
+        until = until or now().date()
+        since = since or until - timedelta(days=29)
+        start, end = (datetime.combine(day, time(), UTC) for day in (since, until + timedelta(days=1)))
+        owner, days = caller.get().owner, dict[str, AgentUsageDay]()
+        for row in await self._rows.spent(owner, start, end):
+            day = days.setdefault(f"{row.completed_at:%Y-%m-%d}", _nothing_on(row.completed_at))
+            day.tasks += 1
+            day.completed += row.status == TaskStatus.COMPLETED
+            day.failed += row.status == TaskStatus.FAILED
+            day.cost = round(day.cost + row.cost, 6)
+            day.tokens = run.added(day.tokens, row.tokens)
+        total = _nothing_on(end)
+        for day in days.values():
+            total.tasks, total.cost = total.tasks + day.tasks, round(total.cost + day.cost, 6)
+            total.tokens = run.added(total.tokens, day.tokens.model_dump())
+        listed = [days[day] for day in sorted(days)]
+        return AgentUsage(owner=owner, days=listed, tasks=total.tasks, cost=total.cost, tokens=total.tokens)
+
+    # -- changing ------------------------------------------------------------------------------------------------------
+
+    async def cancel(self, id: str) -> TaskInfo:
+        """Stop the agent; what it has done so far is in the result. Of one that has ended, as it is."""
+        row = await self._mine(id)
+        if not TaskStatus(row.status).ended:
+            await self._rows.update(id, unless_ended=True, cancel=True)
+            if id in self._runs:
+                self._runs[id][0].cancel()
+        return await self.wait(id)
+
+    async def retry(self, id: str) -> TaskRow:
+        """The same once more, as another task, from the beginning."""
+        row = await self._mine(id)
+        if not TaskStatus(row.status).ended:
+            raise ConflictError(f"Task {id!r} has not ended yet.", hint="Cancel it first, or wait.")
+        request = CreateTask.model_validate(row.request)
+        hidden = self.unsealed(row.id, row.secrets)
+        update: dict[str, Any] = {"config": hidden.config} | {
+            "secrets": CreateTask.model_validate({"message": "-", "secrets": hidden.secrets}).secrets
+        }
+        if row.made_sandbox:
+            update["session_id"] = None
+        fresh = request.model_copy(update=update)
+        if hidden.password is not None or hidden.username is not None:
+            fresh = fresh.model_copy(update={"git_url": self.with_credentials(request.git_url or "", hidden)})
+        return await self.create(fresh, retry_of=row.id)
+
+
+class _Listener:
+    """Somebody who wants to know when a task has news."""
+
+    def __init__(self, all: dict[str, set[asyncio.Event]], id: str) -> None:
+        self._all, self._id, self._news = all, id, asyncio.Event()
+
+    def __enter__(self) -> asyncio.Event:
+        self._all.setdefault(self._id, set()).add(self._news)
+        return self._news
+
+    def __exit__(self, *_: object) -> None:
+        listeners = self._all[self._id]
+        listeners.discard(self._news)
+        if not listeners:
+            del self._all[self._id]
+
+
+def summary(row: TaskRow) -> TaskSummary:
+    return TaskSummary(**_facts(row))
+
+
+def described(row: TaskRow) -> TaskInfo:
+    diff = None
+    if row.diff is not None:
+        diff = TaskDiff.model_validate(row.diff)
+        if row.patch is not None:
+            diff.patch = row.patch.decode(errors="replace")
+    return TaskInfo(**_facts(row), diff=diff, artifacts=[ArtifactInfo.model_validate(each) for each in row.artifacts])
+
+
+def _facts(row: TaskRow) -> dict[str, Any]:
+    names = set(TaskSummary.model_fields) - {"task_id", "changed_files"}
+    files = [] if row.diff is None else row.diff["files"]
+    return {name: getattr(row, name) for name in names} | {"task_id": row.id, "changed_files": len(files)}
+
+
+def _event(row: TaskEventRow, task: TaskInfo | None) -> TaskEvent:
+    return TaskEvent.model_validate(
+        {**row.data, "id": row.id, "type": row.type, "taskId": row.task_id, "at": row.at, "task": task}
+    )
+
+
+def _last(row: TaskRow, after: int) -> TaskEvent:
+    done = row.status == TaskStatus.COMPLETED
+    return TaskEvent(
+        id=after,
+        type="done" if done else "error",
+        task_id=row.id,
+        at=row.completed_at or now(),
+        message=row.error,
+        code=row.error_code,
+        status=TaskStatus(row.status),
+        task=described(row),
+    )
+
+
+def _nothing_on(day: datetime) -> AgentUsageDay:
+    return AgentUsageDay(day=f"{day:%Y-%m-%d}", tasks=0, completed=0, failed=0, cost=0.0, tokens=run.added(None, {}))
+
+
+def dumped(request: CreateTask | CreateTeam) -> dict[str, Any]:
+    """As it is kept: without secrets."""
+    kept: dict[str, Any] = request.model_dump(mode="json", by_alias=True, exclude_defaults=True, exclude={"secrets"})
+    return kept | ({"message": request.message} if isinstance(request, CreateTask) else {})
+
+
+def _hold(path: Path) -> int:
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    return fd

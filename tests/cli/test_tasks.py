@@ -1,0 +1,245 @@
+"""`skerry task`, `tasks`, `team` and `schedule`, against a server whose only agent is a scripted one."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.agents.tasks.scripted import script
+from tests.agents.tasks.serving import SCRIPTED
+from tests.cli.conftest import Skerry
+from tests.server.conftest import ServerProcess
+
+OPTIONS = ("--agent", "scripted", "--afterwards", "destroy")
+WORK = script({"say": "Done: "}, {"run": "echo new > new.txt"}, {"run": "false"}, {"say": "four."}, {"cost": 0.25})
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[ServerProcess]:
+    home = Path(tempfile.mkdtemp(prefix="skerry-cli-tasks-"))
+    process = ServerProcess(home, first=SCRIPTED)
+    yield process
+    assert process.stop() == 0
+    shutil.rmtree(home)
+
+
+@pytest.fixture
+def ask(skerry: Skerry, server: ServerProcess) -> Skerry:
+    return lambda *arguments, **options: skerry("--url", server.url, *arguments, **options)
+
+
+def said(ask: Skerry, *arguments: str | Path) -> str:
+    done = ask(*arguments)
+    assert done.returncode == 0, done.stderr.decode()
+    return done.stdout.decode()
+
+
+def test_a_task_shows_what_the_agent_does_and_ends_with_the_patch(ask: Skerry) -> None:
+    done = ask("task", WORK, *OPTIONS, "--provider", "local")
+    out, err = done.stdout.decode(), done.stderr.decode()
+    assert done.returncode == 0, err
+    assert "Done: " in out
+    assert "four.\ndiff --git a/new.txt b/new.txt" in out
+    assert out.endswith("+new\n")
+    assert "▸ bash: echo new > new.txt" in err
+    assert "✗ bash" in err
+    assert "1 file changed (+1 -0), 13 tokens, 0.2500 USD" in err
+
+
+def test_as_json_there_is_nothing_but_the_task(ask: Skerry) -> None:
+    done = ask("task", WORK, *OPTIONS, "--json")
+    assert (done.returncode, done.stderr) == (0, b"")
+    task = json.loads(done.stdout)
+    assert (task["status"], task["response"], task["changedFiles"]) == ("completed", "Done: four.", 1)
+
+
+def test_a_task_that_fails_fails_the_command(ask: Skerry) -> None:
+    done = ask("task", script({"fail": "model_denied"}), *OPTIONS)
+    assert done.returncode == 1
+    assert b"error: The model said no. (model_denied)" in done.stderr
+    refused = ask("task", "x", "--agent", "nobody")
+    assert refused.returncode == 1
+    assert b"There is no agent 'nobody'" in refused.stderr
+    assert ask("task").returncode == 2
+
+
+def test_tasks_are_listed_and_looked_at(ask: Skerry, tmp_path: Path) -> None:
+    id = said(ask, "task", WORK, *OPTIONS, "--detach").strip()
+    followed = ask("tasks", id, "--follow")
+    assert followed.returncode == 0
+    assert b"four.\n" in followed.stdout
+    line = next(line for line in said(ask, "tasks").splitlines() if line.startswith(id))
+    assert line.split("\t")[1:3] == ["completed", "scripted"]
+    looked = said(ask, "tasks", id)
+    assert "Done: four." in looked
+    assert "A new.txt" in looked
+    (tmp_path / "patch").write_text(said(ask, "tasks", id, "--diff"))
+    subprocess.run(["git", "apply", "patch"], cwd=tmp_path, check=True)
+    assert (tmp_path / "new.txt").read_text() == "new\n"
+    again = said(ask, "tasks", id, "--retry").strip()
+    assert json.loads(said(ask, "tasks", again, "--json"))["retryOf"] == id
+    assert ask("tasks", "task-nothing").returncode == 1
+
+
+def test_a_team_is_planned_in_yaml(ask: Skerry, tmp_path: Path) -> None:
+    plan = tmp_path / "plan.yaml"
+    plan.write_text(
+        f"""
+        agent: scripted
+        afterwards: destroy
+        agents:
+          - role: writer
+            message: '{script({"say": "written"}, {"run": "echo w > w"})}'
+          - role: breaker
+            message: '{script({"fail": "model_failed"})}'
+        """
+    )
+    done = ask("team", plan)
+    out, err = done.stdout.decode(), done.stderr.decode()
+    assert done.returncode == 1
+    assert "== writer\nwritten\ndiff --git a/w b/w" in out
+    assert "writer ▸ bash: echo w > w" in err
+    assert "model_failed" in err
+    assert ": partial," in err
+    found = json.loads(ask("team", plan, "--json").stdout)
+    assert [agent["status"] for agent in found["agents"]] == ["completed", "failed"]
+    plan.write_text("agents: [")
+    assert ask("team", plan).returncode == 2
+    plan.write_text("- a list")
+    assert ask("team", plan).returncode == 2
+
+
+def test_schedules_on_the_command_line(ask: Skerry) -> None:
+    id = said(ask, "schedule", "add", "0 9 * * mon-fri", WORK, "--name", "morning", "-z", "Europe/Berlin", *OPTIONS)
+    id = id.strip()
+    columns = said(ask, "schedule", "list").split("\t")
+    assert columns[:4] == [id, "morning", "0 9 * * mon-fri", "Europe/Berlin"]
+    task = said(ask, "schedule", "run", id).strip()
+    assert ask("tasks", task, "--follow").returncode == 0
+    history = said(ask, "schedule", "history", id).split("\t")
+    assert history[1:4] == ["started", "completed", task]
+    said(ask, "schedule", "pause", id)
+    assert "paused" in said(ask, "schedule", "list")
+    said(ask, "schedule", "resume", id)
+    assert said(ask, "schedule", "remove", id) == f"{id}\n"
+    assert said(ask, "schedule", "list") == ""
+    wrong = ask("schedule", "add", "61 * * * *", "x", *OPTIONS)
+    assert wrong.returncode == 1
+    assert b"is not a minute" in wrong.stderr
+
+
+class Terminal:
+    """The command in a terminal of its own, which somebody types into."""
+
+    def __init__(self, program: list[str], environment: dict[str, str], *arguments: str) -> None:
+        self.pid, self._fd = pty.fork()
+        if self.pid == 0:
+            os.execvpe(program[0], [*program, *arguments], environment)
+        self.shown = ""
+
+    def until(self, text: str, seconds: float = 60) -> None:
+        deadline = time.monotonic() + seconds
+        os.set_blocking(self._fd, False)
+        while text not in self.shown:
+            assert time.monotonic() < deadline, self.shown
+            try:
+                data = os.read(self._fd, 4096)
+            except BlockingIOError:
+                time.sleep(0.02)
+                continue
+            except OSError:
+                break
+            self.shown += data.decode(errors="replace")
+        assert text in self.shown, self.shown
+
+    def type(self, text: bytes) -> None:
+        os.write(self._fd, text)
+
+    def ended(self) -> int:
+        deadline = time.monotonic() + 60
+        while time.monotonic() < deadline:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            if pid:
+                os.close(self._fd)
+                return os.waitstatus_to_exitcode(status)
+            try:
+                self.shown += os.read(self._fd, 4096).decode(errors="replace")
+            except (BlockingIOError, OSError):
+                time.sleep(0.02)
+        raise AssertionError(self.shown)
+
+
+@pytest.fixture
+def terminal(
+    program: list[str], environment: dict[str, str], server: ServerProcess
+) -> Iterator[Callable[..., Terminal]]:
+    opened: list[Terminal] = []
+
+    def open_terminal(*arguments: str) -> Terminal:
+        opened.append(Terminal(program, environment, "--url", server.url, *arguments))
+        return opened[-1]
+
+    yield open_terminal
+    for one in opened:
+        try:
+            os.kill(one.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            continue
+
+
+@pytest.mark.parametrize(
+    ("typed", "code", "status"),
+    [(b"c\n", 130, "cancelled"), (b"d\n", 0, "running"), (b"\x03", 130, "cancelled"), (b"\n", None, "running")],
+)
+def test_ctrl_c_asks_what_is_meant(
+    terminal: Callable[..., Terminal], ask: Skerry, typed: bytes, code: int | None, status: str
+) -> None:
+    window = terminal("task", script({"say": "working"}, {"hang": True}), *OPTIONS)
+    window.until("working")
+    window.type(b"\x03")
+    window.until("[d]etach")
+    window.type(typed)
+    task = json.loads(said(ask, "tasks", "--json", "-n", "1"))["tasks"][0]["id"]
+    if code is None:  # it goes on being watched
+        time.sleep(0.3)
+        assert _status(ask, task) == "running"
+        said(ask, "tasks", task, "--cancel")
+        assert window.ended() == 130
+        return
+    assert window.ended() == code
+    assert _status(ask, task) == status
+    said(ask, "tasks", task, "--cancel")
+
+
+def test_ctrl_c_where_nobody_can_be_asked_cancels(
+    program: list[str], environment: dict[str, str], server: ServerProcess, ask: Skerry
+) -> None:
+    line = [*program, "--url", server.url, "task", script({"say": "working"}, {"hang": True}), *OPTIONS]
+    command = subprocess.Popen(line, env=environment, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL, stderr=-1)
+    assert command.stdout is not None
+    assert command.stdout.read(7) == b"working"
+    command.send_signal(signal.SIGINT)
+    out: Any = command.communicate(timeout=60)
+    assert command.returncode == 130, out
+    assert json.loads(said(ask, "tasks", "--json", "-n", "1"))["tasks"][0]["status"] == "cancelled"
+
+
+def test_without_a_server_nothing_can_be_left_to_it(skerry: Skerry) -> None:
+    done = skerry("task", "x", "--detach")
+    assert done.returncode == 1
+    assert b"nobody to leave a task to" in done.stderr
+
+
+def _status(ask: Skerry, task: str) -> str:
+    return str(json.loads(said(ask, "tasks", task, "--json"))["status"])
