@@ -1,0 +1,148 @@
+"""One prompt to Claude Code, told from what it prints (``--output-format stream-json``)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+Json = dict[str, Any]
+
+
+class Turn:
+    """``feed`` takes the messages as they come; events of ``agents/models.py`` come out, as JSON."""
+
+    def __init__(self, message_id: str, paid: float = 0.0) -> None:
+        """``paid`` is what the session had cost before: Claude Code tells the sum."""
+        self.message_id = message_id
+        self.over = False
+        self.finished = False
+        """Whether Claude Code itself said that it is over."""
+        self.total = paid
+        """What the session has cost up to now."""
+        self._text = ""
+        self._told = ""
+        self._tools: dict[str, Json] = {}
+        self._ended: set[str] = set()
+        self._aborted = False
+
+    def feed(self, said: Json) -> list[Json]:
+        if self.over or said.get("parent_tool_use_id"):  # the latter are what subagents say among themselves
+            return []
+        match said.get("type"):
+            case "stream_event":
+                return self._stream(said.get("event") or {})
+            case "assistant":
+                self._aborted = self._aborted or bool(said.get("aborted"))
+                return self._assistant(said.get("message") or {})
+            case "user":
+                return self._results((said.get("message") or {}).get("content"))
+            case "control_request":
+                return self._question(said)
+            case "system" if said.get("subtype") == "api_retry":
+                return self._retry(said)
+            case "result":
+                return self._result(said)
+        return []
+
+    def end(self, error: str, code: str) -> list[Json]:
+        if self.over:
+            return []
+        self.over = True
+        failure = {"error": error, "code": code}
+        return [self._event("error", **failure), self._event("execution_complete", success=False, **failure)]
+
+    def _stream(self, event: Json) -> list[Json]:
+        match event.get("type"):
+            case "message_start":
+                self._text = self._told = ""
+                return [self._event("step_start")]
+            case "content_block_delta" if (event.get("delta") or {}).get("type") == "text_delta":
+                self._text += str(event["delta"].get("text") or "")
+                return self._token()
+        return []
+
+    def _assistant(self, message: Json) -> list[Json]:
+        """A part of an answer that is complete: its text, or one of its calls."""
+        told: list[Json] = []
+        for part in message.get("content") or []:
+            if part.get("type") == "text" and not self._text.endswith(str(part.get("text"))):
+                self._text += str(part.get("text"))
+                told += self._token()
+            elif part.get("type") == "tool_use" and part.get("id") not in self._tools:
+                self._tools[str(part["id"])] = part
+                told.append(self._call(part, "running"))
+        return told
+
+    def _token(self) -> list[Json]:
+        if not self._text or self._text == self._told:
+            return []
+        self._told = self._text
+        return [self._event("token", content=self._text)]
+
+    def _results(self, content: object) -> list[Json]:
+        told: list[Json] = []
+        for part in content if isinstance(content, list) else []:
+            call = self._tools.get(str(part.get("tool_use_id"))) if isinstance(part, dict) else None
+            if call is None or part.get("type") != "tool_result" or call["id"] in self._ended:
+                continue
+            self._ended.add(call["id"])
+            # A command that fails is a call that was carried out, and its output says how it failed.
+            denied = part.get("is_error") and not str(_text(part.get("content"))).startswith("Exit code")
+            told.append({**self._call(call, "error" if denied else "completed"), "output": _text(part.get("content"))})
+        return told
+
+    def _call(self, part: Json, status: str) -> Json:
+        args = part.get("input")
+        return self._event(
+            "tool_call",
+            callId=str(part["id"]),
+            tool=str(part.get("name")),
+            args=args if isinstance(args, dict) else {},
+            status=status,
+        )
+
+    def _question(self, said: Json) -> list[Json]:
+        asked = said.get("request") or {}
+        if asked.get("subtype") != "can_use_tool":
+            return []
+        inputs = asked.get("input") or {}
+        what = inputs.get("command") or inputs.get("file_path") or inputs.get("url")
+        patterns = [] if what is None else [str(what)]
+        return [
+            self._event("permission", id=str(said["request_id"]), tool=str(asked.get("tool_name")), patterns=patterns)
+        ]
+
+    def _retry(self, said: Json) -> list[Json]:
+        status, why = said.get("error_status"), str(said.get("error") or "no answer")
+        if status in (401, 403):  # it would try ten times, for minutes
+            return self.end(f"The model refused the key: {why}", "model_denied")
+        message = why if status is None else f"{why} ({status})"
+        return [self._event("retry", attempt=int(said.get("attempt") or 1), message=message)]
+
+    def _result(self, said: Json) -> list[Json]:
+        self.finished = True
+        usage, total = said.get("usage") or {}, float(said.get("total_cost_usd") or 0)
+        cost, self.total = max(0.0, total - self.total), max(total, self.total)
+        tokens = {
+            "input": int(usage.get("input_tokens") or 0),
+            "output": int(usage.get("output_tokens") or 0),
+            "cacheRead": int(usage.get("cache_read_input_tokens") or 0),
+            "cacheWrite": int(usage.get("cache_creation_input_tokens") or 0),
+        }
+        told = [self._event("step_finish", cost=cost, tokens=tokens, reason=said.get("stop_reason"))]
+        if self._aborted:
+            return told + self.end("The prompt was stopped.", "aborted")
+        if said.get("is_error") or said.get("subtype") not in ("success", None):
+            why = str(said.get("result") or "; ".join(map(str, said.get("errors") or [])) or said.get("subtype"))
+            return told + self.end(why, "model_failed" if "API Error" in why else "agent_failed")
+        self.over = True
+        return [*told, self._event("execution_complete", success=True)]
+
+    def _event(self, type: str, **fields: Any) -> Json:
+        return {"type": type, "messageId": self.message_id, **fields}
+
+
+def _text(content: object) -> str:
+    if isinstance(content, str):
+        return content
+    parts = content if isinstance(content, list) else []
+    return "\n".join(str(part.get("text") or "") for part in parts if isinstance(part, dict))

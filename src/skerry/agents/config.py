@@ -1,0 +1,254 @@
+"""A user's configuration, in AgentPod's words, as what an agent program finds inside and what stays outside.
+
+Keys and tokens become secrets of the sandbox's door (``docs/egress.md``), which adds them on the way to their host;
+inside there is a placeholder. Files go below the home directory, not into the repository that is worked on.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import urlsplit
+
+from pydantic import SecretStr, ValidationError
+
+from skerry.agents.contract import DIRECTORY, Setup
+from skerry.agents.models import AgentConfig, Credential
+from skerry.agents.providers import PROVIDERS, ModelProvider, speaks_like
+from skerry.errors import InvalidRequestError
+from skerry.models import OAuthGrant, Secret, Secrets
+from skerry.settings import Settings
+
+PLACEHOLDER = "skerry-placeholder"
+HOME = "/root"
+_AUTHENTICATING = ("authorization", "x-api-key", "api-key", "x-auth-token", "private-token")
+_NEEDS_PACKAGES = ("tool", "plugin")
+_ALLOWED = {"*": "allow", "question": "deny"}
+"""Nobody is there to be asked, unless the configuration says otherwise. The walls are those of the sandbox."""
+
+Environment = Callable[[str, str], bool]
+"""Whether the server has a variable that may go to a host."""
+
+
+@dataclass(frozen=True, slots=True)
+class Preparation:
+    """What it takes to run an agent with a configuration."""
+
+    setup: Setup
+    secrets: Secrets = field(default_factory=dict)
+    toolboxes: tuple[str, ...] = ()
+
+
+def server_variables(settings: Settings, closed: bool) -> Environment:
+    """Which of the server's own keys may be used: all, where nobody else can come; else those its operator lists."""
+
+    def has(variable: str, host: str) -> bool:
+        if variable not in os.environ:
+            return False
+        if settings.secret_sources is None:
+            return not closed
+        return f"env:{variable}@{host}" in settings.secret_sources
+
+    return has
+
+
+def parsed(config: Mapping[str, Any] | None) -> AgentConfig:
+    try:
+        return AgentConfig.model_validate(config or {})
+    except ValidationError as error:
+        first = error.errors(include_input=False, include_url=False)[0]
+        place = ".".join(str(part) for part in first["loc"])
+        raise InvalidRequestError(f"The agent's configuration is not right: {place}: {first['msg']}.") from None
+
+
+def prepare(
+    agent: str,
+    config: AgentConfig | Mapping[str, Any] | None = None,
+    *,
+    directory: str = DIRECTORY,
+    has: Environment = lambda variable, host: False,
+) -> Preparation:
+    """For ``opencode`` or ``claude-code``. ``has`` says which of the server's own variables may be used."""
+    if not isinstance(config, AgentConfig):
+        config = parsed(config)
+    if agent == "claude-code":
+        return _claude(config, directory, has)
+    return _opencode(config, directory, has)
+
+
+# -- OpenCode ----------------------------------------------------------------------------------------------------------
+
+
+def _opencode(config: AgentConfig, directory: str, has: Environment) -> Preparation:
+    secrets: Secrets = {}
+    providers: dict[str, Any] = {}
+    for id in _wanted(config):
+        given = dict(config.provider.get(id) or {})
+        options = _options(given)
+        kind = speaks_like(id, given.get("npm"))
+        key = options.pop("apiKey", None)
+        credential = config.auth.get(id) or (Credential(key=SecretStr(key)) if isinstance(key, str) and key else None)
+        secret = _secret(id, kind, credential)
+        url = options.get("baseURL")
+        if secret is None and url is None and id in PROVIDERS and kind is not None and has(kind.variable, kind.host):
+            secret = Secret(value_from=f"env:{kind.variable}", header=kind.header, scheme=kind.scheme)
+        if secret is not None:
+            host, insecure = _host(id, kind, url)
+            secrets[host] = secret.model_copy(update={"insecure": insecure})
+            options["apiKey"] = PLACEHOLDER
+        if options or given:
+            providers[id] = {**given, "options": options}
+    mcp = {name: _mcp(server, secrets) for name, server in config.mcp.items()}
+    settings = {"permission": _ALLOWED, **config.settings, "share": "disabled", "autoupdate": False}
+    for name, value in (("provider", providers), ("model", config.model), ("mcp", mcp)):
+        if value:
+            settings[name] = value
+    place = f"{HOME}/.config/opencode"
+    files = {f"{place}/{file.type}/{_file_name(file.name, file.extension)}": file.content for file in config.files}
+    if config.agents_md is not None:
+        files[f"{place}/AGENTS.md"] = config.agents_md
+    toolboxes = ["opencode"]
+    if any(file.type in _NEEDS_PACKAGES for file in config.files):
+        toolboxes.append("opencode-plugin")
+    setup = Setup(
+        directory=directory,
+        files={path: content.encode() for path, content in files.items()},
+        env={"OPENCODE_CONFIG_CONTENT": json.dumps(settings)},
+        model=config.model,
+    )
+    return Preparation(setup, secrets, tuple(toolboxes))
+
+
+def _wanted(config: AgentConfig) -> list[str]:
+    """Those that are configured, or have a credential, or whose model is asked for."""
+    models = [config.model, config.settings.get("small_model")]
+    named = [model.partition("/")[0] for model in models if isinstance(model, str) and "/" in model]
+    return list(dict.fromkeys([*config.provider, *config.auth, *named]))
+
+
+def _options(given: Mapping[str, Any]) -> dict[str, Any]:
+    options = given.get("options") or {}
+    if not isinstance(options, Mapping):
+        raise InvalidRequestError("The options of a provider are not an object.")
+    found = {name: value for name, value in options.items() if value is not None}
+    if "baseUrl" in found:
+        found.setdefault("baseURL", found.pop("baseUrl"))
+    return found
+
+
+# -- Claude Code -------------------------------------------------------------------------------------------------------
+
+
+def _claude(config: AgentConfig, directory: str, has: Environment) -> Preparation:
+    kind = PROVIDERS["anthropic"]
+    options = _options(config.provider.get("anthropic") or {})
+    key, url = options.get("apiKey"), options.get("baseURL")
+    credential = config.auth.get("anthropic") or (Credential(key=SecretStr(key)) if isinstance(key, str) else None)
+    secret = _secret("anthropic", kind, credential)
+    if secret is None and url is None and has(kind.variable, kind.host):
+        secret = Secret(value_from=f"env:{kind.variable}", header=kind.header, scheme=kind.scheme)
+    secrets: Secrets = {}
+    if secret is not None:
+        host, insecure = _host("anthropic", kind, url)
+        secrets[host] = secret.model_copy(update={"insecure": insecure})
+    env = {"ANTHROPIC_API_KEY": PLACEHOLDER}
+    if url is not None:
+        # Claude Code adds /v1 by itself.
+        env["ANTHROPIC_BASE_URL"] = str(url).rstrip("/").removesuffix("/v1")
+    place = f"{HOME}/.claude"
+    folders = {"agent": "agents", "command": "commands"}
+    files = {
+        f"{place}/{folders[file.type]}/{_file_name(file.name, file.extension)}": file.content
+        for file in config.files
+        if file.type in folders
+    }
+    left_out = [file.name for file in config.files if file.type not in folders]
+    if left_out:
+        raise InvalidRequestError(
+            f"Claude Code takes no {' or '.join(_NEEDS_PACKAGES)} files: {', '.join(left_out)}.",
+            hint="Offer tools as an MCP server.",
+        )
+    if config.agents_md is not None:
+        files[f"{place}/CLAUDE.md"] = config.agents_md
+    if config.mcp:
+        servers = {name: _claude_mcp(_mcp(server, secrets)) for name, server in config.mcp.items()}
+        files[f"{place}/mcp.json"] = json.dumps({"mcpServers": servers})
+    model = None if config.model is None else config.model.removeprefix("anthropic/")
+    asks = "ask" in json.dumps(config.settings.get("permission") or {})
+    setup = Setup(directory, {path: content.encode() for path, content in files.items()}, env, model, asks)
+    return Preparation(setup, secrets, ("claude-code",))
+
+
+def _claude_mcp(server: Mapping[str, Any]) -> dict[str, Any]:
+    if server.get("type") == "remote":
+        return {"type": "http", "url": server.get("url"), "headers": server.get("headers") or {}}
+    command = [str(word) for word in server.get("command") or []]
+    return {"command": command[0] if command else "", "args": command[1:], "env": server.get("environment") or {}}
+
+
+# -- both --------------------------------------------------------------------------------------------------------------
+
+
+def _secret(id: str, kind: ModelProvider | None, credential: Credential | None) -> Secret | None:
+    if credential is None:
+        return None
+    header, scheme = ("Authorization", "Bearer {value}") if kind is None else (kind.header, kind.scheme)
+    if credential.type == "api":
+        if credential.key is None:
+            raise InvalidRequestError(f"The credential for {id} has no key.")
+        return Secret(value=credential.key, header=header, scheme=scheme)
+    if credential.refresh is not None and credential.token_url is not None and credential.client_id is not None:
+        grant = OAuthGrant(
+            token_url=credential.token_url, client_id=credential.client_id, refresh_token=credential.refresh
+        )
+        return Secret(value_from="oauth", oauth=grant, scheme="Bearer {value}")
+    if credential.access is not None:
+        return Secret(value=credential.access, scheme="Bearer {value}")
+    raise InvalidRequestError(
+        f"The credential for {id} cannot be used: a refresh token says nothing of where to go with it.",
+        hint="Give `tokenUrl` and `clientId` as well, so that this server refreshes the token; or an `access` token.",
+    )
+
+
+def _host(id: str, kind: ModelProvider | None, url: object) -> tuple[str, bool]:
+    """As secrets name it, and whether it is spoken to without TLS."""
+    if url is None:
+        if kind is None or id not in PROVIDERS:
+            raise InvalidRequestError(
+                f"There is a key for {id}, but it is not known which host that is for.",
+                hint=f"Say provider.{id}.options.baseURL. Known are: {', '.join(PROVIDERS)}.",
+            )
+        return kind.host, False
+    try:
+        parts = urlsplit(str(url))
+        port = parts.port
+    except ValueError:
+        parts, port = urlsplit(""), None
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise InvalidRequestError(f"{str(url)[:200]!r} is not the address of a model.", hint="Write https://host/path.")
+    host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
+    port = port or (443 if parts.scheme == "https" else 80)
+    return (host if port == 443 else f"{host}:{port}"), parts.scheme == "http"
+
+
+def _mcp(server: Mapping[str, Any], secrets: Secrets) -> dict[str, Any]:
+    """An MCP server elsewhere is shown its key at the door, as models are."""
+    kept = dict(server)
+    headers = dict(server.get("headers") or {})
+    for name in list(headers):
+        if name.lower() in _AUTHENTICATING and isinstance(headers[name], str):
+            host, insecure = _host("mcp", None, server.get("url"))
+            if host in secrets:
+                raise InvalidRequestError(f"There are two keys for {host}, and a host can be shown only one.")
+            secrets[host] = Secret(value=SecretStr(headers.pop(name)), header=name, insecure=insecure)
+    if "headers" in kept:
+        kept["headers"] = headers
+    return kept
+
+
+def _file_name(name: str, extension: str) -> str:
+    suffix = f".{extension.removeprefix('.')}"
+    return name if name.endswith(suffix) else name + suffix

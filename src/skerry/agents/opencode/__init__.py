@@ -1,0 +1,1 @@
+"""OpenCode: its server inside a sandbox, and what it says."""

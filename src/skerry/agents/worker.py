@@ -1,0 +1,315 @@
+"""AgentPod's worker: sandboxes with a coding agent in them, which are sent messages.
+
+What such a sandbox is, is kept with it: its labels say which agent it has, its environment holds the agent's settings,
+and its door the keys. So an agent that has ended, with its sandbox or without, is started again as it was.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+import time
+from collections.abc import AsyncGenerator
+from typing import Any
+from weakref import WeakValueDictionary
+
+import structlog
+
+from skerry.agents.config import Preparation, prepare, server_variables
+from skerry.agents.contract import DIRECTORY, Prompt, Setup
+from skerry.agents.known import OPENCODE
+from skerry.agents.models import (
+    AgentEvent,
+    ExecutionComplete,
+    MessageDone,
+    MessageStart,
+    StepFinish,
+    Token,
+    Tokens,
+    WorkerAnswer,
+    WorkerCreate,
+    WorkerDeleted,
+    WorkerInfo,
+    WorkerMessage,
+    WorkerSync,
+)
+from skerry.agents.opencode.running import RunningOpenCode
+from skerry.agents.opencode.turn import message_id
+from skerry.control.registry import Registry
+from skerry.errors import (
+    AgentDiedError,
+    AgentError,
+    AgentSessionNotFoundError,
+    ConflictError,
+    FilesMissingError,
+    ModelFailedError,
+    NotFoundError,
+    SkerryError,
+)
+from skerry.models import (
+    CreateSandbox,
+    GitClone,
+    SandboxInfo,
+    SetEgress,
+    StartSandbox,
+    State,
+    SyncRequest,
+    shown_id,
+)
+from skerry.runtime.runtime import Runtime
+
+log = structlog.get_logger(__name__)
+
+AGENT = "agent"
+USER = "userId"
+TITLE = "Agent Task"
+_STATUS = {
+    State.CREATED: "created",
+    State.STARTING: "starting",
+    State.ACTIVE: "running",
+    State.FROZEN: "sleeping",
+    State.HIBERNATED: "sleeping",
+    State.FAILED: "error",
+    State.DESTROYED: "deleted",
+}
+_ERRORS: dict[str, type[AgentError]] = {
+    "model_denied": ModelFailedError,
+    "model_failed": ModelFailedError,
+    "agent_died": AgentDiedError,
+    "agent_session_not_found": AgentSessionNotFoundError,
+}
+
+WorkerEvent = MessageStart | AgentEvent | MessageDone
+
+
+class Worker:
+    def __init__(self, registry: Registry) -> None:
+        self._registry = registry
+        self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+
+    # -- sandboxes -----------------------------------------------------------------------------------------------------
+
+    async def create(self, request: WorkerCreate) -> WorkerInfo:
+        """A sandbox with its repository and its agent running; all of it, or nothing and an error."""
+        preparation = self._prepare(request.config)
+        made = await self._registry.create(
+            CreateSandbox(
+                id=request.id,
+                image=request.image,
+                env=dict(preparation.setup.env),
+                labels={AGENT: OPENCODE.name, **({USER: request.user_id} if request.user_id else {})},
+                limits=request.limits,
+                egress=request.egress,
+                secrets=preparation.secrets,
+                toolboxes=list(preparation.toolboxes),
+            )
+        )
+        try:
+            async with self._registry.use(made.id) as runtime:
+                if request.git_url is not None:
+                    clone = GitClone(repo_url=request.git_url, branch=request.git_branch, target_dir=DIRECTORY)
+                    await runtime.git.clone(clone)
+                await OPENCODE.start(runtime, preparation.setup)
+        except BaseException:
+            await self._registry.destroy(made.id)
+            raise
+        return await self.get(made.id)
+
+    async def get(self, id: str) -> WorkerInfo:
+        """What is true now; looking wakes nothing."""
+        return await self._described(await self._registry.get(id))
+
+    async def wake(self, id: str) -> WorkerInfo:
+        """Awake, with its agent. Should its files be missing, they are brought from its bucket, if they are there."""
+        await self._require(id)
+        try:
+            info = await self._registry.wake(id)
+        except FilesMissingError:
+            # An empty workspace must not pass for the one that was there, so it is brought back or it is an error.
+            stored = await self._registry.workspaces.get(id)
+            info = await self._registry.start(id, StartSandbox(fresh=True))
+            try:
+                async with self._registry.use(info.id) as runtime:
+                    await runtime.files.mkdir(DIRECTORY, recursive=True)
+                    pull = SyncRequest(direction="pull", dir=DIRECTORY, bucket=stored.bucket)
+                    await self._registry.workspaces.sync(runtime, info.id, pull)
+            except BaseException:
+                await self._registry.stop(info.id)
+                await self._registry.provider.forget(info.id)
+                raise
+        async with self.agent(info.id):
+            pass
+        return await self.get(id)
+
+    async def delete(self, id: str) -> WorkerDeleted:
+        """The sandbox is destroyed, and what a bucket holds of its workspace deleted."""
+        await self._require(id)
+        await self._registry.destroy(id)
+        files = 0
+        with contextlib.suppress(NotFoundError):
+            await self._registry.workspaces.get(id)
+            files = await self._registry.workspaces.delete(id)
+        return WorkerDeleted(sandbox_id=id, files=files)
+
+    async def sync(self, id: str, request: SyncRequest | None = None) -> WorkerSync:
+        request = request or SyncRequest(dir=DIRECTORY, bucket=self._registry.settings.worker_bucket)
+        if "dir" not in request.model_fields_set:
+            request = request.model_copy(update={"dir": DIRECTORY})
+        await self._require(id)
+        async with self._registry.use(id) as runtime:
+            done = await self._registry.workspaces.sync(runtime, id, request)
+        return WorkerSync(**done.model_dump(), success=done.ok)
+
+    # -- the agent -----------------------------------------------------------------------------------------------------
+
+    def runs(self, id: str) -> bool:
+        """Whether the sandbox is awake and its agent there."""
+        runtime = self._registry.peek(id)
+        return runtime is not None and OPENCODE.running(runtime) is not None
+
+    @contextlib.asynccontextmanager
+    async def agent(self, id: str, change: Preparation | None = None) -> AsyncGenerator[RunningOpenCode, None]:
+        """The agent of a sandbox, woken and started if need be, held awake for as long as this is."""
+        await self._require(id)
+        async with self._registry.use(id) as runtime:
+            yield await self._running(id, runtime, change)
+
+    async def _running(self, id: str, runtime: Runtime, change: Preparation | None = None) -> RunningOpenCode:
+        running = OPENCODE.running(runtime)
+        if change is None:
+            return running or await OPENCODE.start(runtime, Setup())
+        if change.secrets:
+            await self._registry.set_egress(id, SetEgress(secrets=change.secrets))
+        if running is not None and running.started_with != dict(change.setup.env):
+            await running.stop()
+        return await OPENCODE.start(runtime, change.setup)
+
+    async def answer(self, id: str, request: WorkerMessage) -> WorkerAnswer:
+        """What the agent says to a message; raises ``AgentError`` where it could not answer."""
+        done: MessageDone | None = None
+        async with contextlib.aclosing(self.message(id, request, attended=False)) as events:
+            async for event in events:
+                if isinstance(event, MessageDone):
+                    done = event
+        assert done is not None
+        if not done.success:
+            kind = _ERRORS.get(done.code or "", AgentError)
+            details = {"sessionId": done.session_id, "code": done.code}
+            raise kind(done.error or "The agent did not answer.", details=details)
+        return WorkerAnswer.model_validate(done.model_dump(exclude={"type"}))
+
+    async def message(
+        self, id: str, request: WorkerMessage, *, attended: bool = True
+    ) -> AsyncGenerator[WorkerEvent, None]:
+        """The same as it happens. Leaving early stops the agent.
+
+        ``attended``: whether somebody is there whom it can ask for leave to use a tool; else it is denied.
+        """
+        change = None if request.config is None else self._prepare(request.config)
+        async with self.agent(id, change) as agent:
+            session = request.session_id
+            if session is None:
+                session = await agent.create_session(TITLE)
+                self._record(id, "session_created", f"Session {session} was begun.", {"session": session})
+            else:
+                await agent.require_session(session)
+            prompt = Prompt(request.message, f"msg_{secrets.token_hex(13)}", request.model)
+            # One message at a time in a session: what OpenCode would make of two is neither's answer.
+            lock = self._turns.setdefault(f"{id}/{session}", asyncio.Lock())
+            async with lock:
+                yield MessageStart(session_id=session, message_id=prompt.message_id)
+                async for event in self._turn(id, agent, session, prompt, attended):
+                    yield event
+                await self._after(id)
+
+    async def _turn(
+        self, id: str, agent: RunningOpenCode, session: str, prompt: Prompt, attended: bool
+    ) -> AsyncGenerator[WorkerEvent, None]:
+        done = MessageDone(session_id=session, message_id=prompt.message_id, response="")
+        began, ended = time.perf_counter(), False
+        try:
+            async for event in agent.prompt(session, prompt):
+                match event:
+                    case Token():
+                        done.response = event.content
+                    case StepFinish():
+                        done.cost += event.cost
+                        done.tokens = _sum(done.tokens, event.tokens)
+                    case ExecutionComplete():
+                        ended = True
+                        done.success, done.error, done.code = event.success, event.error, event.code
+                    case _ if event.type == "permission" and not attended:
+                        await agent.answer(event.id, "reject")
+                yield event
+        finally:
+            if not ended and agent.alive:
+                with contextlib.suppress(SkerryError):
+                    await agent.abort(session)
+        if done.success:
+            done.parts = await _parts(agent, session, prompt.message_id)
+        said = "The agent answered a message." if done.success else f"The agent did not answer: {done.error}"
+        details = {"session": session, "message": prompt.message_id, "code": done.code, "cost": done.cost}
+        self._record(id, "session_message", said, details, time.perf_counter() - began)
+        yield done
+
+    async def _after(self, id: str) -> None:
+        """What the agent has made is kept elsewhere too, where a bucket is set for that."""
+        bucket = self._registry.settings.worker_bucket
+        if bucket is None:
+            return
+        try:
+            await self.sync(id, SyncRequest(dir=DIRECTORY, bucket=bucket))
+        except SkerryError as error:
+            log.warning("workspace not synced", sandbox=id, reason=error.message)
+
+    # -- within --------------------------------------------------------------------------------------------------------
+
+    def _prepare(self, config: dict[str, Any] | None) -> Preparation:
+        has = server_variables(self._registry.settings, self._registry.reception.closed)
+        return prepare(OPENCODE.name, config, has=has)
+
+    async def _require(self, id: str) -> SandboxInfo:
+        info = await self._registry.get(id)
+        if OPENCODE.toolbox not in info.toolboxes:
+            raise ConflictError(
+                f"Sandbox {shown_id(info.id)!r} has no agent.", hint="Make one with POST /sandbox, or with its toolbox."
+            )
+        return info
+
+    async def _described(self, info: SandboxInfo) -> WorkerInfo:
+        runtime = self._registry.look(info.id)
+        stored = False
+        with contextlib.suppress(NotFoundError):
+            await self._registry.workspaces.get(info.id)
+            stored = True
+        return WorkerInfo.model_validate(
+            {
+                "sandbox_id": info.id,
+                "status": _STATUS[info.state],
+                "agent": info.labels.get(AGENT, OPENCODE.name),
+                "agent_running": runtime is not None and OPENCODE.running(runtime) is not None,
+                "has_workspace": stored,
+                "user_id": info.labels.get(USER),
+                "last_active_at": info.last_active_at,
+            }
+        )
+
+    def _record(self, id: str, kind: str, message: str, details: dict[str, Any], took: float | None = None) -> None:
+        self._registry.history.record(id, kind, message, details=details, took=took)
+
+
+async def _parts(agent: RunningOpenCode, session: str, prompt: str) -> list[Any]:
+    """Those of the last message that answers it."""
+    found: list[Any] = []
+    try:
+        for message in await agent.messages(session):
+            if message.get("info", {}).get("parentID") == message_id(prompt):
+                found = message.get("parts") or []
+    except AgentError as error:
+        log.warning("the parts of an answer could not be had", reason=error.message)
+    return found
+
+
+def _sum(one: Tokens, other: Tokens) -> Tokens:
+    return Tokens(**{name: getattr(one, name) + getattr(other, name) for name in Tokens.model_fields})

@@ -1,0 +1,135 @@
+"""The real Claude Code in a sandbox, driven by a scripted model that speaks Anthropic's way."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest_asyncio
+
+from skerry.agents.claude.agent import ClaudeCode, RunningClaudeCode
+from skerry.agents.config import prepare
+from skerry.agents.contract import Prompt
+from skerry.control.registry import Registry
+from skerry.models import ExecRequest
+from skerry.runtime.runtime import Runtime
+from tests.agents.conftest import HOST, KEY, sandbox_request
+from tests.agents.model import Model, call, fail, hang, say
+from tests.agents.search import nothing_inside
+
+_numbers = itertools.count(1)
+
+
+@dataclass
+class Desk:
+    runtime: Runtime
+    claude: RunningClaudeCode
+
+    async def ask(self, text: str, session: str | None = None, **more: Any) -> list[Any]:
+        session = session or await self.claude.create_session()
+        return [event async for event in self.claude.prompt(session, prompt(text, **more))]
+
+
+def prompt(text: str, **more: Any) -> Prompt:
+    return Prompt(text, f"prompt-{next(_numbers)}", **more)
+
+
+def kinds(events: list[Any]) -> list[str]:
+    return [event.type for event in events]
+
+
+@pytest_asyncio.fixture(scope="module")
+async def desk(agency: Registry, scripted: Model) -> AsyncIterator[Desk]:
+    options = {"apiKey": KEY, "baseUrl": f"{scripted.url}/v1"}
+    wanted = prepare("claude-code", {"provider": {"anthropic": {"options": options}}, "agents_md": "Always be kind."})
+    assert list(wanted.secrets) == [f"{HOST}:{scripted.port}"]
+    secrets = {host: secret.model_dump(mode="json") for host, secret in wanted.secrets.items()}
+    info = await agency.create(sandbox_request(scripted, "claude-code", secrets=secrets))
+    async with agency.use(info.id) as runtime:
+        yield Desk(runtime, await ClaudeCode().start(runtime, wanted.setup))
+    await agency.destroy(info.id)
+
+
+async def test_what_is_two_and_two(desk: Desk, model: Model) -> None:
+    model.when("2+2", say("It is 4"))
+    session = await desk.claude.create_session()
+    events = await desk.ask("What is 2+2?", session)
+    assert kinds(events)[0] == "step_start"
+    assert [event.content for event in events if event.type == "token"][-1] == "It is 4"
+    assert (kinds(events)[-2:], events[-1].success) == (["step_finish", "execution_complete"], True)
+    assert (events[-2].tokens.input, events[-2].tokens.output) == (11, 7)
+    assert "Always be kind." in str(model.wait_until_asked("2+2").body)
+    more = await desk.ask("and again: 2+2?", session)
+    assert more[-1].success
+    assert "It is 4" in str(model.asked[-1].body["messages"]), "the model is shown what was said before"
+    assert more[-2].cost < 2 * events[-2].cost, "what a session has cost before is not counted again"
+
+
+async def test_it_writes_files_and_runs_commands_with_its_own_tools(desk: Desk, model: Model) -> None:
+    path = "/home/user/workspace/made.txt"
+    model.when(
+        "make it",
+        call("Write", file_path=path, content="by hand\n"),
+        call("Bash", command="cat made.txt; exit 3", description="Show it"),
+        say("Done."),
+    )
+    events = await desk.ask("Please make it.")
+    calls = [(event.tool, event.status) for event in events if event.type == "tool_call"]
+    assert calls == [("Write", "running"), ("Write", "completed"), ("Bash", "running"), ("Bash", "completed")]
+    assert "by hand" in [event for event in events if event.type == "tool_call"][-1].output
+    assert (await desk.runtime.files.read(path)).content == "by hand\n"
+    assert [event.content for event in events if event.type == "token"][-1] == "Done."
+
+
+async def test_what_is_stopped_says_so_and_the_session_can_be_used_again(desk: Desk, model: Model) -> None:
+    model.when("take your time", say("one two three four five six seven eight nine ten", pause=0.5))
+    session = await desk.claude.create_session()
+    seen = []
+    async for event in desk.claude.prompt(session, prompt("take your time")):
+        seen.append(event)
+        if event.type == "token" and "two" in event.content:
+            await desk.claude.abort(session)
+    assert (seen[-1].success, seen[-1].code) == (False, "aborted")
+    assert (await desk.ask("still there?", session))[-1].success
+
+
+async def test_a_key_that_is_refused_ends_it_at_once(desk: Desk, model: Model) -> None:
+    model.when("let me in", fail(401))
+    events = await desk.ask("let me in")
+    assert (events[-1].success, events[-1].code) == (False, "model_denied")
+
+
+async def test_a_model_with_a_bad_day_is_asked_again(desk: Desk, model: Model) -> None:
+    model.when("unlucky", fail(500, times=1, then=say("better now")))
+    events = await desk.ask("unlucky")
+    assert [event.attempt for event in events if event.type == "retry"] == [1]
+    assert [event.content for event in events if event.type == "token"][-1] == "better now"
+
+
+async def test_it_waits_for_leave_where_it_is_to_ask(desk: Desk, model: Model) -> None:
+    model.when("clean up", call("Bash", command="rm -f made.txt", description="Clean up"), say("cleaned"))
+    assert prepare("claude-code", {"permission": {"bash": "ask"}}).setup.asks
+    asking = await ClaudeCode().start(desk.runtime, replace(desk.claude._setup, asks=True))
+    session = await asking.create_session()
+    for reply, status in (("reject", "error"), ("once", "completed")):
+        events = []
+        async for event in asking.prompt(session, prompt("clean up")):
+            events.append(event)
+            if event.type == "permission":
+                assert (event.tool, event.patterns) == ("Bash", ["rm -f made.txt"])
+                await asking.answer(event.id, reply)  # type: ignore[arg-type]
+        assert [event.status for event in events if event.type == "tool_call"][-1] == status
+
+
+async def test_one_that_is_killed_ends_its_prompt(desk: Desk, model: Model) -> None:
+    model.when("hang", hang())
+    asked = asyncio.create_task(desk.ask("hang"))
+    await asyncio.to_thread(model.wait_until_asked, "hang")
+    await nothing_inside(desk.runtime, KEY)
+    await desk.runtime.exec(ExecRequest(command="pkill -KILL claude"))
+    events = await asked
+    assert (events[-1].success, events[-1].code) == (False, "agent_died")
+    assert model.wait_until_asked("hang").headers["x-api-key"] == KEY

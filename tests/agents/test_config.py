@@ -1,0 +1,209 @@
+"""A user's configuration: what of it an agent finds inside, and what stays outside."""
+
+from __future__ import annotations
+
+import json
+import secrets
+from typing import Any
+
+import pytest
+
+from skerry.agents.config import PLACEHOLDER, prepare, server_variables
+from skerry.agents.contract import Prompt
+from skerry.agents.opencode.agent import OpenCode
+from skerry.control.registry import Registry
+from skerry.errors import InvalidRequestError
+from skerry.models import CreateSandbox
+from skerry.settings import Settings
+from tests.agents.conftest import HOST, KEY
+from tests.agents.model import Model, call, config, say
+
+SECRET = "sk-very-secret"
+
+
+def settings(preparation: Any) -> dict[str, Any]:
+    found = json.loads(preparation.setup.env["OPENCODE_CONFIG_CONTENT"])
+    assert isinstance(found, dict)
+    return found
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"provider": {"anthropic": {"options": {"apiKey": SECRET}}}},
+        {"auth": {"anthropic": {"type": "api", "key": SECRET}}},
+        {"auth": {"anthropic": {"type": "api", "key": SECRET}}, "provider": {"anthropic": {"options": {}}}},
+    ],
+)
+def test_a_key_becomes_a_secret_of_its_host(given: dict[str, Any]) -> None:
+    made = prepare("opencode", {**given, "model": "anthropic/claude-x"})
+    secret = made.secrets["api.anthropic.com"]
+    assert secret.value is not None
+    assert (secret.header, secret.scheme, secret.value.get_secret_value()) == ("x-api-key", "{value}", SECRET)
+    assert settings(made)["provider"]["anthropic"]["options"]["apiKey"] == PLACEHOLDER
+    assert SECRET not in repr(made)
+    assert SECRET not in json.dumps(dict(made.setup.env))
+
+
+def test_a_host_of_ones_own_is_where_the_key_goes() -> None:
+    options = {"apiKey": SECRET, "baseUrl": "https://models.example.com:8443/v1"}
+    made = prepare("opencode", {"provider": {"mine": {"npm": "@ai-sdk/openai-compatible", "options": options}}})
+    assert made.secrets["models.example.com:8443"].scheme == "Bearer {value}"
+    assert settings(made)["provider"]["mine"]["options"]["baseURL"] == "https://models.example.com:8443/v1"
+    clear = prepare(
+        "opencode", {"provider": {"mine": {"options": {"apiKey": SECRET, "baseURL": "http://10.0.0.1/v1"}}}}
+    )
+    assert clear.secrets["10.0.0.1:80"].insecure
+
+
+def test_tokens_are_refreshed_outside() -> None:
+    grant = {"type": "oauth", "refresh": "r-1", "tokenUrl": "https://auth.example.com/token", "clientId": "agent"}
+    made = prepare("opencode", {"auth": {"anthropic": grant}})
+    oauth = made.secrets["api.anthropic.com"].oauth
+    assert oauth is not None
+    assert oauth.token_url == "https://auth.example.com/token"
+    access = prepare("opencode", {"auth": {"anthropic": {"type": "oauth", "access": SECRET, "expires": 1}}})
+    assert access.secrets["api.anthropic.com"].scheme == "Bearer {value}"
+    with pytest.raises(InvalidRequestError, match="where to go with it"):
+        prepare("opencode", {"auth": {"anthropic": {"type": "oauth", "refresh": "r-1"}}})
+
+
+def test_an_mcp_server_elsewhere_is_shown_its_key_at_the_door() -> None:
+    remote = {"type": "remote", "url": "https://mcp.example.com/sse", "headers": {"Authorization": f"Bearer {SECRET}"}}
+    made = prepare("opencode", {"mcp": {"far": remote}})
+    value = made.secrets["mcp.example.com"].value
+    assert value is not None
+    assert value.get_secret_value() == f"Bearer {SECRET}"
+    assert SECRET not in json.dumps(dict(made.setup.env))
+    with pytest.raises(InvalidRequestError, match="two keys for"):
+        prepare("opencode", {"mcp": {"one": remote, "two": remote}})
+
+
+def test_files_go_below_the_home_directory_and_not_into_the_repository() -> None:
+    files = [
+        {"type": "agent", "name": "reviewer", "extension": "md", "content": "You review."},
+        {"type": "command", "name": "test.md", "extension": ".md", "content": "Run the tests."},
+        {"type": "tool", "name": "adder", "extension": "ts", "content": "export default 1", "isSystem": True},
+    ]
+    made = prepare("opencode", {"files": files, "agents_md": "Be kind."})
+    place = "/root/.config/opencode"
+    assert made.setup.files == {
+        f"{place}/agent/reviewer.md": b"You review.",
+        f"{place}/command/test.md": b"Run the tests.",
+        f"{place}/tool/adder.ts": b"export default 1",
+        f"{place}/AGENTS.md": b"Be kind.",
+    }
+    assert made.toolboxes == ("opencode", "opencode-plugin")
+    claude = prepare("claude-code", {"files": files[:2], "agents_md": "Be kind."})
+    assert sorted(claude.setup.files) == [
+        "/root/.claude/CLAUDE.md",
+        "/root/.claude/agents/reviewer.md",
+        "/root/.claude/commands/test.md",
+    ]
+    with pytest.raises(InvalidRequestError, match="MCP server"):
+        prepare("claude-code", {"files": files})
+
+
+def test_nothing_is_asked_or_shared_unless_the_configuration_says_so() -> None:
+    plain = settings(prepare("opencode", {"share": "auto", "autoupdate": True}))
+    assert (plain["share"], plain["autoupdate"], plain["permission"]["*"]) == ("disabled", False, "allow")
+    assert settings(prepare("opencode", {"permission": {"bash": "ask"}}))["permission"] == {"bash": "ask"}
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"files": [{"type": "agent", "name": "../x", "content": ""}]},
+        {"files": [{"type": "agent", "name": "a/b", "content": ""}]},
+        {"files": [{"type": "secret", "name": "a", "content": ""}]},
+        {"provider": {"unheard-of": {"options": {"apiKey": SECRET}}}},
+        {"provider": {"mine": {"options": {"apiKey": SECRET, "baseURL": "ftp://x"}}}},
+        {"provider": {"mine": {"options": {"apiKey": SECRET, "baseURL": "https://x:99999999"}}}},
+        {"provider": {"mine": {"options": "none"}}},
+        {"auth": {"anthropic": {"type": "api"}}},
+        {"auth": {"anthropic": {"type": "api", "key": SECRET, "kee": SECRET}}},
+    ],
+)
+def test_what_cannot_be_is_said_without_the_secret(given: dict[str, Any]) -> None:
+    with pytest.raises(InvalidRequestError) as error:
+        prepare("opencode", given)
+    assert SECRET not in str(error.value)
+
+
+def test_the_servers_own_key_is_used_where_its_operator_lets_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ANTHROPIC_API_KEY", SECRET)
+    wanted = {"model": "anthropic/claude-x"}
+
+    def made(closed: bool, *sources: str) -> Any:
+        allowed = Settings(secret_sources=sources) if sources else Settings()
+        return prepare("opencode", wanted, has=server_variables(allowed, closed)).secrets
+
+    assert made(closed=False)["api.anthropic.com"].value_from == "env:ANTHROPIC_API_KEY"
+    assert made(closed=True) == {}
+    assert made(True, "env:ANTHROPIC_API_KEY@api.anthropic.com")["api.anthropic.com"].value is None
+    assert made(True, "env:ANTHROPIC_API_KEY@elsewhere.example.com") == {}
+
+
+TOOL = """
+import { tool } from "@opencode-ai/plugin"
+export default tool({
+  description: "Adds two numbers",
+  args: { a: tool.schema.number(), b: tool.schema.number() },
+  async execute(args) { return String(args.a + args.b) },
+})
+"""
+SERVER = """
+import json, sys
+for line in sys.stdin:
+    asked = json.loads(line)
+    if "id" not in asked:
+        continue
+    answers = {
+        "initialize": {"protocolVersion": "2024-11-05", "capabilities": {"tools": {}},
+                       "serverInfo": {"name": "times", "version": "1"}},
+        "tools/list": {"tools": [{"name": "multiply", "description": "Multiplies",
+            "inputSchema": {"type": "object", "properties": {"a": {"type": "number"}, "b": {"type": "number"}}}}]},
+        "tools/call": {"content": [{"type": "text", "text": "forty-two"}]},
+    }
+    answer = {"jsonrpc": "2.0", "id": asked["id"], "result": answers.get(asked["method"], {})}
+    print(json.dumps(answer), flush=True)
+"""
+
+
+async def test_tools_agents_and_mcp_servers_work_without_a_network(agency: Registry, model: Model) -> None:
+    given = config(model, key=KEY)
+    given["agents_md"] = "Always be kind."
+    given["files"] = [
+        {"type": "tool", "name": "adder", "extension": "ts", "content": TOOL},
+        {
+            "type": "agent",
+            "name": "build",
+            "extension": "md",
+            "content": "---\nmode: primary\n---\nYou count carefully.",
+        },
+    ]
+    given["mcp"] = {"times": {"type": "local", "command": ["python3", "/root/times.py"], "enabled": True}}
+    made = prepare("opencode", given)
+    allowed = {"mode": "allowlist", "allow": [f"{HOST}:{model.port}"]}
+    request = CreateSandbox.model_validate(
+        {
+            "id": f"config-{secrets.token_hex(3)}",
+            "toolboxes": list(made.toolboxes),
+            "egress": allowed,
+            "secrets": {host: secret.model_dump(mode="json") for host, secret in made.secrets.items()},
+        }
+    )
+    info = await agency.create(request)
+    model.when("count", call("adder", a=2, b=3), call("times_multiply", a=6, b=7), say("counted"))
+    async with agency.use(info.id) as runtime:
+        await runtime.files.write("/root/times.py", SERVER.encode())
+        running = await OpenCode().start(runtime, made.setup)
+        session = await running.create_session("counting")
+        events = [event async for event in running.prompt(session, Prompt("count", "prompt-1"))]
+    done = [(event.tool, event.output) for event in events if event.type == "tool_call" and event.status == "completed"]
+    assert done == [("adder", "5"), ("times_multiply", "forty-two")]
+    said = json.dumps(model.wait_until_asked("count").body["messages"])
+    assert "You count carefully." in said
+    assert "Always be kind." in said
+    assert model.asked[-1].headers["authorization"] == f"Bearer {KEY}"
+    await agency.destroy(info.id)

@@ -1,0 +1,327 @@
+"""AgentPod's worker API over a real server: the real OpenCode, a scripted model, and Skerry's own client of workers."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import pytest_asyncio
+import websockets
+
+from skerry.agents.models import WorkerCreate
+from skerry.agents.worker import Worker as Service
+from skerry.control.registry import Registry
+from skerry.errors import NotFoundError, ProviderError, SandboxNotFoundError
+from skerry.models import EgressPolicy, SleepSandbox, StartSandbox
+from skerry.providers.cloudflare.worker import Worker
+from skerry.settings import Settings
+from tests.agents.conftest import HOST, KEY
+from tests.agents.model import Model, call, config, fail, hang, say
+from tests.server.conftest import ServerProcess
+
+API_KEY = "an-api-key-of-this-server"
+ID = "pod-1"
+
+
+@pytest.fixture(scope="module")
+def served() -> Iterator[ServerProcess]:
+    with tempfile.TemporaryDirectory(prefix="skerry-worker-") as home:
+        allowed = ["registries", HOST]
+        process = ServerProcess(Path(home), api_keys=[API_KEY], egress=allowed, worker_bucket="default")
+        yield process
+        assert process.stop() == 0
+
+
+@pytest_asyncio.fixture(scope="module")
+async def worker(served: ServerProcess) -> AsyncIterator[Worker]:
+    settings = Settings(cloudflare_url=served.url, cloudflare_token=API_KEY, cloudflare_timeout=60)
+    worker = Worker.from_settings(settings)
+    yield worker
+    await worker.close()
+
+
+@pytest_asyncio.fixture(scope="module")
+async def http(served: ServerProcess) -> AsyncIterator[httpx.AsyncClient]:
+    headers = {"authorization": f"Bearer {API_KEY}"}
+    async with httpx.AsyncClient(base_url=served.url, headers=headers, timeout=60) as client:
+        yield client
+
+
+def settings_of(model: Model) -> dict[str, Any]:
+    """As AgentPod sends it: the key is in it."""
+    found = config(model, key=KEY)
+    options = found["provider"]["scripted"]["options"]
+    options["baseUrl"] = options.pop("baseURL")
+    return {**found, "agents_md": "Always be kind."}
+
+
+@pytest_asyncio.fixture(scope="module")
+async def pod(worker: Worker, scripted: Model, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[str]:
+    made = await worker.create(ID, user="user-7", config=settings_of(scripted))
+    assert made.status == "running"
+    yield ID
+    await worker.delete(ID)
+
+
+async def test_what_is_two_and_two(pod: str, worker: Worker, model: Model) -> None:
+    model.when("2+2", say("4"))
+    reply = await worker.message(pod, "What is 2+2?")
+    assert reply.response == "4"
+    assert [part["text"] for part in reply.parts if part["type"] == "text"] == ["4"]
+    again = await worker.message(pod, "And what is 2+2 now?", session=reply.session_id)
+    assert again.session_id == reply.session_id
+    said = [m["content"] for m in model.asked[-1].body["messages"] if m["role"] == "assistant"]
+    assert said == ["4"]
+
+
+async def test_the_key_of_the_configuration_stays_outside(pod: str, http: httpx.AsyncClient, model: Model) -> None:
+    await http.post(f"/sandbox/{pod}/message", json={"message": "who pays?"})
+    asked = model.wait_until_asked("who pays?")
+    assert asked.headers["authorization"] == f"Bearer {KEY}"
+    assert any("Always be kind." in json.dumps(message) for message in asked.body["messages"])
+    for path in (
+        f"/v1/sandboxes/{pod}",
+        f"/v1/sandboxes/{pod}/egress",
+        f"/v1/sandboxes/{pod}/events",
+        f"/sandbox/{pod}",
+    ):
+        assert KEY not in (await http.get(path)).text
+    inside = "env; cat /proc/[0-9]*/environ; grep -r sk- /root /home /tmp 2>/dev/null; true"
+    ran = (await http.post(f"/v1/sandboxes/{pod}/exec", json={"command": inside})).json()
+    assert "skerry-placeholder" in ran["stdout"]
+    assert KEY not in ran["stdout"]
+
+
+async def test_a_message_may_be_heard_as_it_is_answered(pod: str, http: httpx.AsyncClient, model: Model) -> None:
+    model.when("slowly", call("bash", command="echo hi", description="x"), say("one two three", pause=0.02))
+    events = []
+    async with http.stream("POST", f"/sandbox/{pod}/message", json={"message": "slowly", "stream": True}) as answer:
+        assert answer.headers["content-type"].startswith("text/event-stream")
+        async for line in answer.aiter_lines():
+            if line.startswith("data: "):
+                events.append(json.loads(line[6:]))
+    kinds = [event["type"] for event in events]
+    assert (kinds[0], kinds[-2:]) == ("start", ["execution_complete", "done"])
+    assert [event["content"] for event in events if event["type"] == "token"][-1] == "one two three"
+    assert (events[-1]["response"], events[-1]["sessionId"]) == ("one two three", events[0]["sessionId"])
+    assert events[-1]["tokens"]["input"] == 22
+
+
+async def test_whoever_leaves_stops_the_agent(pod: str, http: httpx.AsyncClient, model: Model) -> None:
+    model.when("for ever", say(" ".join("abcdefghij" * 20), pause=0.1))
+    body = {"message": "for ever", "stream": True}
+    async with http.stream("POST", f"/sandbox/{pod}/message", json=body) as answer:
+        async for line in answer.aiter_lines():
+            if '"token"' in line:
+                break
+    for _ in range(100):
+        states = (await http.get(f"/sandbox/{pod}/opencode/session/status")).json()
+        if all(state["type"] == "idle" for state in states.values()):
+            break
+        await asyncio.sleep(0.05)
+    else:
+        raise AssertionError("it goes on")
+
+
+async def test_a_model_that_refuses_is_an_error_that_says_so(pod: str, http: httpx.AsyncClient, model: Model) -> None:
+    model.when("let me in", fail(401))
+    answer = await http.post(f"/sandbox/{pod}/message", json={"message": "let me in"})
+    assert answer.status_code == 502
+    assert answer.json()["error"]["code"] == "model_failed"
+    assert "refused the key" in answer.json()["error"]["message"]
+
+
+async def test_a_session_that_is_not_there_is_not_found(pod: str, http: httpx.AsyncClient) -> None:
+    answer = await http.post(f"/sandbox/{pod}/message", json={"message": "hi", "sessionId": "ses_nobody"})
+    assert (answer.status_code, answer.json()["error"]["code"]) == (404, "agent_session_not_found")
+
+
+async def test_opencodes_own_api_is_behind_the_proxy(pod: str, http: httpx.AsyncClient, model: Model) -> None:
+    model.when("by hand", say("by hand it is"))
+    health = (await http.get(f"/sandbox/{pod}/opencode/global/health")).json()
+    assert health["healthy"]
+    session = (await http.post(f"/sandbox/{pod}/opencode/session", json={"title": "mine"})).json()["id"]
+    heard = asyncio.create_task(_hear(http, pod, "by hand it is"))
+    parts = [{"type": "text", "text": "by hand"}]
+    answer = await http.post(f"/sandbox/{pod}/opencode/session/{session}/message", json={"parts": parts})
+    assert [part["text"] for part in answer.json()["parts"] if part["type"] == "text"] == ["by hand it is"]
+    assert await heard
+
+
+async def _hear(http: httpx.AsyncClient, pod: str, words: str) -> bool:
+    async with http.stream("GET", f"/sandbox/{pod}/opencode/event") as stream:
+        async for line in stream.aiter_lines():
+            if words in line:
+                return True
+    return False
+
+
+async def test_websockets_pass_to_opencodes_terminals(pod: str, http: httpx.AsyncClient, served: ServerProcess) -> None:
+    made = (await http.post(f"/sandbox/{pod}/opencode/pty", json={"command": "/bin/cat", "args": []})).json()
+    url = f"{served.url.replace('http', 'ws')}/sandbox/{pod}/opencode/pty/{made['id']}/connect"
+    headers = {"authorization": f"Bearer {API_KEY}"}
+    async with websockets.connect(url, additional_headers=headers, proxy=None) as socket:
+        await socket.send("echoed\n")
+        said = ""
+        while "echoed" not in said:
+            piece = await asyncio.wait_for(socket.recv(), 20)
+            said += piece if isinstance(piece, str) else piece.decode(errors="replace")
+    async with websockets.connect(url, proxy=None) as stranger:
+        with pytest.raises(websockets.ConnectionClosedError):
+            await stranger.recv()
+
+
+async def test_a_browser_is_led_to_the_preview(pod: str, http: httpx.AsyncClient, served: ServerProcess) -> None:
+    browser = {"sec-fetch-mode": "navigate", "sec-fetch-dest": "document", "sec-fetch-site": "none"}
+    led = await http.get(f"/sandbox/{pod}/opencode/global/health", headers=browser)
+    assert led.status_code == 307
+    async with httpx.AsyncClient(timeout=60, follow_redirects=True) as stranger:
+        host = led.headers["location"].split("/")[2]
+        url = led.headers["location"].replace(host, served.url.split("/")[2])
+        shown = await stranger.get(url, headers={"host": host})
+        assert shown.json()["healthy"]
+    script = {"sec-fetch-mode": "cors", "sec-fetch-dest": "empty", "sec-fetch-site": "same-origin"}
+    assert (await http.get(f"/sandbox/{pod}/opencode/event", headers=script)).status_code == 403
+
+
+async def test_nobody_comes_in_without_a_key(pod: str, served: ServerProcess) -> None:
+    async with httpx.AsyncClient(base_url=served.url) as stranger:
+        for method, path in (
+            ("POST", "/sandbox"),
+            ("GET", f"/sandbox/{pod}"),
+            ("DELETE", f"/sandbox/{pod}"),
+            ("POST", f"/sandbox/{pod}/message"),
+            ("GET", f"/sandbox/{pod}/opencode/session"),
+        ):
+            assert (await stranger.request(method, path)).status_code == 401
+
+
+async def test_another_owners_is_not_there(pod: str, http: httpx.AsyncClient, served: ServerProcess) -> None:
+    key = (await http.post("/v1/keys", json={"owner": "somebody-else"})).json()["key"]
+    async with httpx.AsyncClient(base_url=served.url, headers={"authorization": f"Bearer {key}"}) as other:
+        for method, path in (
+            ("GET", f"/sandbox/{pod}"),
+            ("DELETE", f"/sandbox/{pod}"),
+            ("POST", f"/sandbox/{pod}/wake"),
+            ("GET", f"/sandbox/{pod}/opencode/session"),
+        ):
+            assert (await other.request(method, path)).status_code == 404, (method, path)
+        sent = await other.post(f"/sandbox/{pod}/message", json={"message": "hi"})
+        assert sent.status_code == 404
+
+
+async def test_the_workspace_is_kept_after_each_message(pod: str, http: httpx.AsyncClient, model: Model) -> None:
+    made = "mkdir -p node_modules src && printf '\\377\\376binary' > src/a.bin && echo x > node_modules/left-out"
+    model.when("make files", call("bash", command=made, description="x"), say("made"))
+    await http.post(f"/sandbox/{pod}/message", json={"message": "make files"})
+    info = (await http.get(f"/sandbox/{pod}")).json()
+    assert info["hasWorkspace"]
+    synced = (await http.post(f"/sandbox/{pod}/sync")).json()
+    assert (synced["success"], synced["syncedFiles"], synced["skippedFiles"], synced["errors"]) == (True, 0, 1, [])
+
+
+async def test_the_state_is_the_true_one_and_sessions_survive_sleep(
+    pod: str, http: httpx.AsyncClient, worker: Worker, model: Model
+) -> None:
+    model.when("2+2", say("4"))
+    first = await worker.message(pod, "What is 2+2?")
+    assert (await http.get(f"/sandbox/{pod}")).json()["agentRunning"]
+    await http.post(f"/v1/sandboxes/{pod}/sleep", json={})
+    asleep = (await http.get(f"/sandbox/{pod}")).json()
+    assert (asleep["status"], asleep["agentRunning"], asleep["userId"]) == ("sleeping", False, "user-7")
+    assert (await worker.get(pod)).status == "sleeping"
+    assert (await worker.wake(pod)).status == "running"
+    again = await worker.message(pod, "And 2+2 again?", session=first.session_id)
+    assert again.response == "4"
+
+
+async def test_one_whose_files_are_gone_gets_them_back_from_its_bucket(agency: Registry, model: Model) -> None:
+    """What was binary is binary; and an empty workspace never passes for the one that was there."""
+    service = Service(agency)
+    allowed = EgressPolicy.model_validate({"mode": "allowlist", "allow": [HOST]})
+    id = (await service.create(WorkerCreate(id="gone", config=settings_of(model), egress=allowed))).sandbox_id
+    async with agency.use(id) as runtime:
+        await runtime.files.write("/home/user/workspace/a.bin", b"\xff\xfe\x00binary")
+    await agency.sleep(id, SleepSandbox())
+    await agency.provider.forget(id)
+    with pytest.raises(NotFoundError):
+        await service.wake(id)
+    assert (await service.get(id)).status == "error"
+    await agency.start(id, StartSandbox(fresh=True))
+    async with agency.use(id) as runtime:
+        await runtime.files.write("/home/user/workspace/a.bin", b"\xff\xfe\x00binary")
+    assert (await service.sync(id)).synced_files == 1
+    await agency.sleep(id, SleepSandbox())
+    await agency.provider.forget(id)
+    assert (await service.wake(id)).status == "running"
+    async with agency.use(id) as runtime:
+        read = await runtime.files.read("/home/user/workspace/a.bin", encoding="base64")
+        assert base64.b64decode(read.content) == b"\xff\xfe\x00binary"
+    await service.delete(id)
+
+
+async def test_an_agent_that_died_is_there_again_for_the_next_message(
+    pod: str, http: httpx.AsyncClient, worker: Worker, model: Model
+) -> None:
+    model.when("hang", hang())
+    asked = asyncio.create_task(http.post(f"/sandbox/{pod}/message", json={"message": "hang"}))
+    await asyncio.to_thread(model.wait_until_asked, "hang")
+    await http.post(f"/v1/sandboxes/{pod}/exec", json={"command": "pkill -KILL opencode"})
+    answer = await asked
+    assert (answer.status_code, answer.json()["error"]["code"]) == (502, "agent_died")
+    model.when("2+2", say("4"))
+    assert (await worker.message(pod, "What is 2+2?")).response == "4"
+
+
+async def test_the_history_says_what_was_talked_about_when(pod: str, http: httpx.AsyncClient) -> None:
+    events = (await http.get(f"/v1/sandboxes/{pod}/events", params={"limit": 1000})).json()["events"]
+    kinds = {event["kind"] for event in events}
+    assert {"created", "started", "session_created", "session_message", "synced", "woken"} <= kinds
+
+
+async def test_a_repository_is_there_before_the_agent_is(
+    worker: Worker, http: httpx.AsyncClient, scripted: Model, tmp_path: Path
+) -> None:
+    """And a sandbox whose repository cannot be had is not there at all."""
+    with pytest.raises(ProviderError):
+        await worker.create("pod-2", config=settings_of(scripted), git_url="https://127.0.0.1:1/none.git")
+    with pytest.raises(SandboxNotFoundError):
+        await worker.get("pod-2")
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"id": "pod-3", "config": {"provider": {"unheard-of": {"options": {"apiKey": "k"}}}}},
+        {"id": "pod-3", "config": {"files": [{"type": "agent", "name": "../../etc/passwd", "content": ""}]}},
+        {"id": "pod-3", "config": {"auth": {"anthropic": {"type": "oauth", "refresh": "r"}}}},
+        {"id": "pod-3", "tier": "power"},
+        {"id": "Not An Id"},
+        {"id": "pod-3", "limits": {"memory": "lots"}},
+    ],
+)
+async def test_what_cannot_be_is_refused_and_nothing_is_made(http: httpx.AsyncClient, body: dict[str, Any]) -> None:
+    answer = await http.post("/sandbox", json=body)
+    assert answer.status_code in (400, 422), answer.text
+    assert (await http.get("/sandbox/pod-3")).status_code == 404
+
+
+async def test_a_sandbox_without_an_agent_says_so(http: httpx.AsyncClient) -> None:
+    await http.post("/v1/sandboxes", json={"id": "plain"})
+    answer = await http.post("/sandbox/plain/message", json={"message": "hi"})
+    assert (answer.status_code, answer.json()["error"]["code"]) == (409, "conflict")
+    await http.delete("/v1/sandboxes/plain")
+
+
+async def test_deleting_destroys(worker: Worker, http: httpx.AsyncClient, pod: str) -> None:
+    assert (await http.delete(f"/sandbox/{pod}")).json()["files"] == 1
+    assert (await http.get(f"/v1/sandboxes/{pod}")).status_code == 404
+    assert (await http.get("/v1/workspaces")).json()["workspaces"] == []
+    await worker.delete(pod)  # already deleted
