@@ -124,9 +124,7 @@ export interface Sandbox extends Methods {
   setAllowedHosts(hosts: string[]): Promise<void>;
   allowHost(hostname: string): Promise<void>;
   removeAllowedHost(hostname: string): Promise<void>;
-  /** @throws UnsupportedInNodeError */
   setDeniedHosts(hosts: string[]): Promise<void>;
-  /** @throws UnsupportedInNodeError */
   denyHost(hostname: string): Promise<void>;
   removeDeniedHost(hostname: string): Promise<void>;
   /** @throws UnsupportedInNodeError */
@@ -147,7 +145,6 @@ export interface SandboxObject extends Sandbox {
   labels?: Record<string, string>;
   enableInternet: boolean;
   allowedHosts?: string[];
-  /** Not to be had: a sandbox whose class has some is not started. */
   deniedHosts?: string[];
   client: SandboxClient;
   onStart(): void | Promise<void>;

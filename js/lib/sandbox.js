@@ -6,11 +6,13 @@ import { AsyncLocalStorage } from "node:async_hooks";
 import { timingSafeEqual } from "node:crypto";
 import { createBackup, restoreBackup } from "./backups.js";
 import { SkerryError, UnsupportedInNodeError } from "./errors.js";
-import { checkedMount, mountFailure, unmountFailure } from "./mounts.js";
+import { checkedMount, isR2Bucket, mountFailure, ownBucket, unmountFailure } from "./mounts.js";
 import { Schedules } from "./schedules.js";
 import { UpgradeResponse } from "./socket.js";
+import { carryWishes, completed, wishing } from "./wishes.js";
 
 const cloudflare = await import("@cloudflare/sandbox");
+carryWishes(cloudflare);
 
 const CONTROL_PORT = 3000;
 /** One that is frozen goes on where it was, with the next request. */
@@ -66,8 +68,12 @@ export class Sandbox extends cloudflare.Sandbox {
     const headers = new Headers(request.headers);
     if (headers.get("upgrade")?.toLowerCase() === "websocket") return this.#connect(to, target, headers, request.signal);
     const base = to === CONTROL_PORT ? "/container" : `/ports/${to}/proxy`;
-    const { method, body, signal } = request;
+    const { method, body, signal } = completed(url.pathname, request);
     return this.#server.send(`/v1/sandboxes/${this.#id}${base}${target}`, { method, headers, body, signal });
+  }
+
+  async execWithSession(command, sessionId, options) {
+    return wishing(options, () => super.execWithSession(command, sessionId, options));
   }
 
   async #connect(port, target, headers, signal) {
@@ -334,7 +340,8 @@ export class Sandbox extends cloudflare.Sandbox {
 
   get tunnels() {
     return {
-      get: async (port, { name } = {}) => this.#tunnel(await this.#expose(port, { name })),
+      // One with a name has the same address every time.
+      get: async (port, { name } = {}) => this.#tunnel(await this.#expose(port, { name, token: name?.replaceAll("-", "_") })),
       list: async () => (await this.#public()).map((one) => this.#tunnel({ ...one, url: one.url ?? one.pathUrl })),
       destroy: async (tunnel) => this.#unexpose(typeof tunnel === "number" ? tunnel : tunnel.port),
     };
@@ -347,15 +354,28 @@ export class Sandbox extends cloudflare.Sandbox {
   // -- buckets and backups ----------------------------------------------------------------------------------------------
 
   async mountBucketUnlocked(bucket, mountPath, options = {}) {
-    const mount = checkedMount(cloudflare, bucket, mountPath, options);
+    if (isR2Bucket(this.env?.[bucket])) return super.mountBucketLocal(bucket, mountPath, options);
+    const mount = checkedMount(cloudflare, bucket, mountPath, options, this.env);
+    try {
+      await this.#mount(mount, () => ownBucket(cloudflare, bucket, options, this.env));
+    } catch (error) {
+      throw error instanceof SkerryError ? mountFailure(cloudflare, bucket, error) : error;
+    }
+  }
+
+  /** By name first: the keys of a bucket that the server knows are not sent. */
+  async #mount(mount, own) {
     try {
       await this.#call("POST", "/mount", mount);
     } catch (error) {
-      throw mountFailure(cloudflare, bucket, error);
+      const elsewhere = error.code === "bucket_not_found" ? own() : undefined;
+      if (!elsewhere) throw error;
+      await this.#call("POST", "/mount", { ...mount, ...elsewhere });
     }
   }
 
   async unmountBucketUnlocked(mountPath) {
+    if (this.activeMounts.has(mountPath)) return super.unmountBucketUnlocked(mountPath);
     try {
       await this.#call("POST", "/unmount", { mountPath });
     } catch (error) {
@@ -392,15 +412,15 @@ export class Sandbox extends cloudflare.Sandbox {
 
   /** Before anything runs; where the rules of a class cannot be held to, nothing does. */
   async #holdToRules() {
-    if (this.deniedHosts?.length) await this.setDeniedHosts(this.deniedHosts);
-    const allow = this.effectiveAllowedHosts;
-    if (allow) await this.#egress({ mode: "allowlist", allow });
-    else if (this.enableInternet === false) await this.#egress({ mode: "none", allow: [] });
+    const { effectiveAllowedHosts: allow, effectiveDeniedHosts: deny } = this;
+    const rules = allow ? { mode: "allowlist", allow } : this.enableInternet === false ? { mode: "none", allow: [] } : {};
+    if (deny) rules.deny = deny;
+    if (Object.keys(rules).length) await this.#egress(rules);
   }
 
   async setAllowedHosts(hosts) {
     this.allowedHostsOverride = [...hosts];
-    await this.#egress({ mode: "allowlist", allow: [...hosts] });
+    await this.#holdToRules();
   }
 
   async allowHost(hostname) {
@@ -412,14 +432,17 @@ export class Sandbox extends cloudflare.Sandbox {
   }
 
   async setDeniedHosts(hosts) {
-    if (hosts.length) throw new UnsupportedInNodeError("deniedHosts", "Skerry lists what may be reached; use setAllowedHosts().");
+    this.deniedHostsOverride = [...hosts];
+    await this.#holdToRules();
   }
 
-  async denyHost() {
-    throw new UnsupportedInNodeError("denyHost()", "Skerry lists what may be reached; use setAllowedHosts().");
+  async denyHost(hostname) {
+    await this.setDeniedHosts([...new Set([...(this.effectiveDeniedHosts ?? []), hostname])]);
   }
 
-  async removeDeniedHost() {}
+  async removeDeniedHost(hostname) {
+    await this.setDeniedHosts((this.effectiveDeniedHosts ?? []).filter((one) => one !== hostname));
+  }
 
   async setOutboundHandler() {
     throw new UnsupportedInNodeError("setOutboundHandler()", "requests of a sandbox are answered by Skerry's proxy, not by this program.");

@@ -150,6 +150,13 @@ const checks = {
     }
     await sandbox.unmountBucket("/workspace/data");
     assert.match((await refusal(sandbox.unmountBucket("/workspace/data"))).message, /No active mount/);
+    await sandbox.mountBucket(env.S3_BUCKET, "/own", { endpoint: env.S3_ENDPOINT, prefix: "/workerd/" });
+    await sandbox.writeFile("/own/file", "by a Worker");
+    await sandbox.unmountBucket("/own");
+    assert.equal((await sandbox.exists("/own/file")).exists, false);
+    await sandbox.mountBucket(env.S3_BUCKET, "/own", { endpoint: env.S3_ENDPOINT, readOnly: true });
+    assert.equal((await sandbox.readFile("/own/workerd/file")).content, "by a Worker");
+    await sandbox.unmountBucket("/own");
   },
 
   async rules(sandbox, env) {

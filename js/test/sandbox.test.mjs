@@ -10,8 +10,10 @@ import {
   InvalidMountConfigError,
   isExecResult,
   isProcess,
+  MissingCredentialsError,
   parseSSEStream,
   ProcessExitedBeforeReadyError,
+  proxyTerminal,
   proxyToSandbox,
   Sandbox,
   SessionTerminatedError,
@@ -20,6 +22,7 @@ import {
   streamFile,
   UnsupportedInNodeError,
 } from "@skerry/sandbox";
+import { Miniflare } from "miniflare";
 
 const { SKERRY_URL, SKERRY_API_KEY, NAME } = process.env;
 const HOST = new URL(SKERRY_URL).host;
@@ -92,6 +95,14 @@ describe("commands", () => {
     assert.equal(ended.exitCode, 3);
     const bare = getSandbox(SKERRY_URL, NAME, { enableDefaultSession: false });
     assert.deepEqual((({ stdout, exitCode }) => [stdout, exitCode])(await bare.exec("cd /tmp; echo a; exit 2")), ["a\n", 2]);
+  });
+  test("a command that is aborted ends, and the session is free", async () => {
+    const began = Date.now();
+    await assert.rejects(sandbox.exec("echo $$; sleep 602", { signal: AbortSignal.timeout(200) }), /abort/i);
+    assert.equal((await sandbox.exec("pgrep -fx 'sleep 602'")).exitCode, 1);
+    await assert.rejects(sandbox.exec("touch /tmp/never", { signal: AbortSignal.abort() }), /abort/i);
+    assert.equal((await sandbox.exists("/tmp/never")).exists, false);
+    assert.ok(Date.now() - began < 30_000);
   });
   test("variables of the sandbox are set and unset", async () => {
     await sandbox.setEnvVars({ KEPT: "it's", GONE: "x" });
@@ -201,6 +212,24 @@ describe("code", () => {
   });
 });
 
+describe("code and its options", () => {
+  test("time, variables and a signal hold, of the sandbox and of a session", async () => {
+    const context = await sandbox.createCodeContext({ language: "python" });
+    await sandbox.runCode("import os, time\nx = 7", { context });
+    for (const runner of [sandbox, await sandbox.createSession({ id: "runner" })]) {
+      const late = await runner.runCode("time.sleep(60)", { context, timeout: 300 });
+      assert.match(`${late.error?.name} ${late.error?.message}`, /time/i);
+      await assert.rejects(runner.runCode("time.sleep(60)", { context, signal: AbortSignal.timeout(200) }), /abort/i);
+      const named = await runner.runCode("os.environ['TIDE'], x", { context, envVars: { TIDE: "low" } });
+      assert.equal(named.results[0].text, "('low', 7)");
+    }
+    await sandbox.deleteCodeContext(context.id);
+    const hasty = await sandbox.createCodeContext({ language: "python", timeout: 300 });
+    assert.match((await sandbox.runCode("import time; time.sleep(60)", { context: hasty })).error.message, /0.3 seconds/);
+    await sandbox.deleteCodeContext(hasty.id);
+  });
+});
+
 describe("ports", () => {
   before(async () => {
     await sandbox.writeFile("/workspace/site/index.html", "<p>hello</p>");
@@ -242,6 +271,9 @@ describe("ports", () => {
     assert.equal((await sandbox.tunnels.list()).length, 1);
     await sandbox.tunnels.destroy(tunnel);
     assert.equal((await sandbox.tunnels.list()).length, 0);
+    assert.equal((await sandbox.tunnels.get(8102, { name: "site" })).url, tunnel.url);
+    assert.match((await sandbox.tunnels.get(8102, { name: "other-site" })).hostname, /-other_site\./);
+    await sandbox.tunnels.destroy(8102);
   });
 });
 
@@ -266,6 +298,7 @@ describe("WebSockets", () => {
       socket.close();
     }
     assert.match((await refusal(sandbox.terminal(new Request("http://localhost/")))).message, /WebSocket upgrade/);
+    assert.equal((await proxyTerminal(sandbox, "term", upgrade(), { cols: 91, rows: 24 })).status, 101);
   });
   test("one to a server inside, whose port is open for nobody else and only meanwhile", async () => {
     await sandbox.writeFile("/tmp/echo.mjs", await readFile(new URL("./echo.mjs", import.meta.url), "utf8"));
@@ -340,6 +373,40 @@ describe("buckets and backups", () => {
   });
 });
 
+describe("buckets that the server does not know", () => {
+  const { S3_ENDPOINT: endpoint, S3_BUCKET: bucket, S3_KEY: accessKeyId, S3_SECRET: secretAccessKey } = process.env;
+  const credentials = { accessKeyId, secretAccessKey };
+  const mounted = async (binding, path) => (await binding.exec(`grep ' ${path} ' /proc/mounts`)).stdout;
+
+  test("come with an endpoint and credentials", async () => {
+    await sandbox.mountBucket(bucket, "/own", { endpoint, credentials, prefix: "/node/" });
+    await sandbox.writeFile("/own/file", "by Node");
+    await sandbox.unmountBucket("/own");
+    await sandbox.mountBucket(bucket, "/own", { endpoint, credentials, readOnly: true });
+    assert.equal((await sandbox.readFile("/own/node/file")).content, "by Node");
+    await sandbox.unmountBucket("/own");
+    const wrong = { endpoint, credentials: { accessKeyId, secretAccessKey: "another" } };
+    assert.ok((await refusal(sandbox.mountBucket(bucket, "/own", wrong))) instanceof InvalidMountConfigError);
+    const elsewhere = { endpoint: "http://169.254.169.254", credentials };
+    assert.ok((await refusal(sandbox.mountBucket(bucket, "/own", elsewhere))) instanceof InvalidMountConfigError);
+    assert.ok((await refusal(sandbox.mountBucket(bucket, "/own", { endpoint }))) instanceof MissingCredentialsError);
+  });
+  test("or as a binding of env: a name, an address, or a real one", async () => {
+    const miniflare = new Miniflare({ modules: true, script: "export default {}", r2Buckets: ["REAL"] });
+    const env = { NAMED: "default", ADDRESSED: { bucket, endpoint, credentials }, REAL: await miniflare.getR2Bucket("REAL") };
+    const bound = getSandbox(skerry(SKERRY_URL, { env }), NAME);
+    await bound.mountBucket("NAMED", "/named", { prefix: `/${NAME}/bound` });
+    await bound.mountBucket("ADDRESSED", "/addressed", {});
+    assert.match(await mounted(bound, "/named"), /fuse/);
+    assert.equal((await bound.readFile("/addressed/node/file")).content, "by Node");
+    await env.REAL.put("from-outside", "one");
+    await bound.mountBucket("REAL", "/workspace/real", {});
+    assert.equal((await bound.readFile("/workspace/real/from-outside")).content, "one");
+    for (const path of ["/named", "/addressed", "/workspace/real"]) await bound.unmountBucket(path);
+    await miniflare.dispose();
+  });
+});
+
 describe("lifecycle", () => {
   test("settings reach the server", async () => {
     const settings = ({ sleepAfter, keepAlive, labels }) => [sleepAfter, keepAlive, labels];
@@ -399,7 +466,7 @@ describe("lifecycle", () => {
     await shared.destroy();
   });
   test("what only a Worker can do is said to be so", async () => {
-    for (const work of [sandbox.setOutboundHandler("x"), sandbox.setOutboundByHost("h", "x"), sandbox.setOutboundByHosts({}), sandbox.denyHost("h")]) {
+    for (const work of [sandbox.setOutboundHandler("x"), sandbox.setOutboundByHost("h", "x"), sandbox.setOutboundByHosts({})]) {
       const error = await refusal(work);
       assert.ok(error instanceof UnsupportedInNodeError);
       assert.equal(error.code, "UNSUPPORTED_IN_NODE");
@@ -408,11 +475,31 @@ describe("lifecycle", () => {
   });
   test("a class whose rules cannot be held to has no sandbox that runs", async () => {
     class Guarded extends Sandbox {
-      deniedHosts = ["example.com"];
+      deniedHosts = ["ex*mple.com"];
     }
     const guarded = getSandbox(skerry(SKERRY_URL, { class: Guarded }), `${NAME}-guarded`);
-    for (let tries = 0; tries < 2; tries++) assert.ok((await refusal(guarded.exec("true"))) instanceof UnsupportedInNodeError);
+    for (let tries = 0; tries < 2; tries++) assert.equal((await refusal(guarded.exec("true"))).code, "invalid_egress");
     assert.notEqual((await guarded.getState()).status, "healthy");
+    await guarded.destroy();
+  });
+  test("the rules of a class hold before anything runs", async () => {
+    class Guarded extends Sandbox {
+      deniedHosts = ["example.com"];
+      enableInternet = false;
+    }
+    const guarded = getSandbox(skerry(SKERRY_URL, { class: Guarded }), `${NAME}-ruled`);
+    const rules = async () => {
+      const { mode, allow, deny } = await native(`/${NAME}-ruled/egress`);
+      return [mode, allow, deny];
+    };
+    await guarded.exec("true");
+    assert.deepEqual(await rules(), ["none", [], ["example.com"]]);
+    await guarded.allowHost("*.example.com");
+    await guarded.denyHost("bad.example.com");
+    await guarded.removeDeniedHost("example.com");
+    assert.deepEqual(await rules(), ["allowlist", ["*.example.com"], ["bad.example.com"]]);
+    const curl = "curl -sS -o /dev/null -w '%{http_code}' -m 20 http://bad.example.com/";
+    assert.equal((await guarded.exec(curl)).stdout, "403");
     await guarded.destroy();
   });
   test("the hosts that may be reached are the server's to hold to", async () => {

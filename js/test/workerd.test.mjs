@@ -8,7 +8,7 @@ import { build } from "esbuild";
 import { Miniflare } from "miniflare";
 import { startEngine } from "@skerry/sandbox/engine";
 
-const { SKERRY_URL, SKERRY_API_KEY } = process.env;
+const { SKERRY_URL, SKERRY_API_KEY, S3_ENDPOINT, S3_BUCKET, S3_KEY, S3_SECRET } = process.env;
 const GROUPS = ["commands", "processes", "files", "sessions", "code", "sockets", "transports", "backups", "buckets", "rules", "lifecycle"];
 const durable = (className) => ({ className, useSQLite: true, container: { imageName: "skerry" } });
 let engine, miniflare, place;
@@ -32,7 +32,7 @@ before(async () => {
     modules: [{ type: "ESModule", path: "checks.mjs", contents: outputFiles[0].text }],
     compatibilityDate: "2026-04-01",
     compatibilityFlags: ["nodejs_compat"],
-    bindings: { SANDBOX_LOG_LEVEL: "error" },
+    bindings: { SANDBOX_LOG_LEVEL: "error", S3_ENDPOINT, S3_BUCKET, AWS_ACCESS_KEY_ID: S3_KEY, AWS_SECRET_ACCESS_KEY: S3_SECRET },
     durableObjects: { Sandbox: durable("Sandbox"), Guarded: durable("Guarded") },
     r2Buckets: ["BACKUP_BUCKET", "DATA"],
     containerEngine: { localDocker: { socketPath: `unix://${socketPath}` } },

@@ -15,6 +15,7 @@ import structlog
 
 from skerry.control.actor import caller
 from skerry.control.identity import LOCAL, normalise_id
+from skerry.control.own_buckets import OwnBuckets
 from skerry.control.store import MountRow, Store
 from skerry.errors import (
     BucketUnreachableError,
@@ -63,7 +64,10 @@ class Mounts:
         get: Callable[[str], Awaitable[SandboxInfo]],
         peek: Callable[[str], Owner | None],
         can: Callable[[], Capabilities],
+        closed: Callable[[], bool] = lambda: True,
     ) -> None:
+        """``closed``: whether the server wants keys."""
+        self.own = OwnBuckets(settings, closed)
         self.store = store
         self.settings = settings
         self._change = change
@@ -85,16 +89,9 @@ class Mounts:
         id = normalise_id(id)
         if not self._can().mounts:
             raise _unsupported()
-        bucket = self._chosen(request)
-        row = MountRow(
-            sandbox_id=id,
-            path=check_path(request.mount_path),
-            bucket=bucket.name,
-            prefix=normalised_prefix(request.prefix, id),
-            read_only=request.read_only,
-        )
+        row = self._row(id, request)
         # Before anything changes: a bucket that cannot be read is no use to anyone inside.
-        await _require_readable(bucket.within(row.prefix), self.settings.mount_timeout)
+        await _require_readable(self.opened(row), self.settings.mount_timeout)
 
         async def add(owner: Owner) -> None:
             await owner.start()
@@ -128,7 +125,17 @@ class Mounts:
         return MountPoints(self, owner)
 
     def opened(self, row: MountRow) -> Bucket:
-        return self.buckets.open(row.bucket).within(row.prefix)
+        bucket = self.buckets.open(row.bucket) if row.own is None else self.own.opened(row)
+        return bucket.within(row.prefix)
+
+    def _row(self, id: str, request: MountBucket) -> MountRow:
+        path = check_path(request.mount_path)
+        own = self.own.kept(request, id, path)
+        if own is None:
+            bucket, prefix = self._chosen(request).name, normalised_prefix(request.prefix, id)
+        else:
+            bucket, prefix = request.bucket or "", checked_prefix(request.prefix or "")
+        return MountRow(sandbox_id=id, path=path, bucket=bucket, prefix=prefix, read_only=request.read_only, own=own)
 
     def _chosen(self, request: MountBucket) -> Bucket:
         if request.bucket is None:
@@ -142,14 +149,15 @@ class Mounts:
 
     def _described(self, row: MountRow, points: MountPoints | None) -> MountInfo:
         mount, error = points.find(row.path) if points is not None else (None, None)
-        local = row.bucket == DEFAULT
+        local = row.bucket == DEFAULT and row.own is None
         with contextlib.suppress(SkerryError):
-            local = self.buckets.open(row.bucket).kind == "directory"
+            local = row.own is None and self.buckets.open(row.bucket).kind == "directory"
         return MountInfo(
             mount_path=row.path,
             prefix=_shown(row.prefix),
             mode="localBucket" if local else "remoteR2",
             bucket=row.bucket,
+            endpoint=None if row.own is None else row.own["endpoint"],
             read_only=row.read_only,
             state="asleep" if mount is None else "failed" if error else "mounted",
             error=error or (None if mount is None else mount.last_error),
@@ -171,7 +179,8 @@ class MountPoints:
 
     async def add(self, row: MountRow) -> None:
         there = {known.path: known for known in await self._mounts.store.mounts(row.sandbox_id)}
-        if row.path in there and _same(there[row.path], row):
+        known = there.get(row.path)
+        if known is not None and _same(known, row) and self._mounts.own.same(known, row):
             return
         _check_free(row.path, builtins.list(there))
         machine = self._owner.machine
@@ -336,8 +345,11 @@ def normalised_prefix(prefix: str | None, id: str) -> str:
     """
     text = f"projects/{shown_id(id)}" if prefix is None else prefix.strip().strip("/")
     owner = caller.get().owner
-    if owner != LOCAL:
-        text = f"owners/{owner}/{text}".rstrip("/")
+    return checked_prefix(text if owner == LOCAL else f"owners/{owner}/{text}")
+
+
+def checked_prefix(prefix: str) -> str:
+    text = prefix.strip().strip("/")
     if text:
         from skerry.storage.bucket import check_key
 

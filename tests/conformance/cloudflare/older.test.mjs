@@ -21,6 +21,13 @@ for (const version of process.env.VERSIONS.split(" ")) {
       await client.interpreter.runCodeStream(context.id, "2+2", "python", { onResult: (result) => void results.push(result.text) });
       assert.deepEqual(results, ["4"]);
     });
+    if (client.desktop) await t.test("no desktop", async () => {
+      assert.equal((await client.desktop.status()).status, "inactive");
+      for (const asked of [() => client.desktop.start(), () => client.desktop.click(1, 1), () => client.desktop.screenshot()]) {
+        const refused = await asked().then(() => assert.fail(), (error) => error);
+        assert.deepEqual([refused.constructor.name, refused.code], ["DesktopUnavailableError", "DESKTOP_UNAVAILABLE"]);
+      }
+    });
     await t.test("ports", async () => {
       const port = 9000 + Number(version.split(".")[1]);
       await client.processes.startProcess(`python3 -m http.server ${port}`, session, { processId: `web-${session}` });

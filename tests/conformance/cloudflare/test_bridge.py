@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import io
 import json
+import re
 import shutil
 import tarfile
 import time
@@ -108,6 +109,53 @@ def test_without_a_session_calls_stand_for_themselves(http: httpx.Client, place:
     assert http.post(f"{place}/session").json()["id"]
 
 
+def test_a_session_is_one_shell(http: httpx.Client, place: str) -> None:
+    here = {"Session-Id": "shell.1"}
+
+    def words(*argv: str, **options: object) -> dict:
+        return run(http, place, *argv, headers=here, **options)
+
+    assert words("mkdir", "-p", "low tide")["exit"] == {"exit_code": 0}
+    assert words("cd", "low tide")["exit"] == {"exit_code": 0}
+    assert words("pwd")["stdout"] == b"/workspace/low tide\n"
+    assert words("export", "TIDE=$HOME 'and' \n\"so on\"")["exit"] == {"exit_code": 0}
+    assert words("printenv", "TIDE")["stdout"] == b"$HOME 'and' \n\"so on\"\n"
+    assert words("printf", "%s|", "*", "$TIDE", "`id`", "if", "a\nb", "")["stdout"] == b"*|$TIDE|`id`|if|a\nb||"
+    assert words("eval", 'greet() { echo "hello $1"; }')["exit"] == {"exit_code": 0}
+    assert words("greet", "you there")["stdout"] == b"hello you there\n"
+    missing = words("no-such-program")
+    assert (missing["stderr"], missing["exit"]) == (b"no-such-program: command not found\n", {"exit_code": 127})
+    for word, said in (
+        ("cd", rb"bash: line \d+: cd: nowhere: No such file"),
+        ("if", rb"bash: line \d+: if: command not"),
+    ):
+        assert re.match(said, words(word, "nowhere")["stderr"])
+    # Elsewhere for one command, and a command that takes too long; the session is as it was.
+    assert words("pwd", cwd="/workspace")["stdout"] == b"/workspace\n"
+    assert words("sleep", "60", timeout_ms=200)["exit"] == {"exit_code": 124}
+    assert words("pwd")["stdout"] == b"/workspace/low tide\n"
+    # Exit ends the shell, and is told; the next command has another.
+    assert words("exit", "3")["exit"] == {"exit_code": 3}
+    assert words("pwd")["stdout"] == b"/workspace\n"
+    assert run(http, place, "pwd", headers={"Session-Id": "shell.2"})["stdout"] == b"/workspace\n"
+
+
+def test_a_session_begins_where_it_is_told_to(http: httpx.Client, place: str) -> None:
+    for cwd, there in (("/tmp", b"/tmp\n"), ("/not-there", b"/root\n"), ("new", b"/workspace/new\n")):
+        run(http, place, "mkdir", "-p", "new")
+        id = http.post(f"{place}/session", json={"cwd": cwd}).raise_for_status().json()["id"]
+        assert run(http, place, "pwd", headers={"Session-Id": id})["stdout"] == there
+    for id in ("a..b", "a b", "x" * 129):
+        assert refusal(http.post(f"{place}/session", json={"id": id})) == (400, "invalid_request")
+
+
+def test_words_that_only_a_shell_knows_have_one(http: httpx.Client, place: str) -> None:
+    assert run(http, place, "command", "-v", "sh")["stdout"].endswith(b"/sh\n")
+    assert run(http, place, "exit", "4")["exit"] == {"exit_code": 4}
+    assert run(http, place, "cd", "/nowhere")["exit"] == {"exit_code": 1}
+    assert run(http, place, "umask")["stdout"] == b"0022\n"
+
+
 def test_files_are_read_and_written(http: httpx.Client, place: str) -> None:
     content = bytes(range(256)) * 5000
     assert http.put(f"{place}/file/workspace/new/dir/b.bin", content=content).json() == {"ok": True}
@@ -118,6 +166,7 @@ def test_files_are_read_and_written(http: httpx.Client, place: str) -> None:
     assert refusal(http.get(f"{place}/file/etc/passwd")) == (403, "invalid_request")
     assert refusal(http.get(f"{place}/file/workspace/%2e%2e/etc/passwd")) == (403, "invalid_request")
     assert refusal(http.put(f"{place}/file/etc/x", content=b"x")) == (403, "invalid_request")
+    assert refusal(http.get(f"{place}/file/")) == (400, "invalid_request")
     too_large = bytes(bridge.LARGEST + 1)
     assert refusal(http.put(f"{place}/file/workspace/large", content=too_large)) == (413, "payload_too_large")
     assert refusal(http.put(f"{place}/file/workspace/new", content=b"x")) == (502, "workspace_archive_write_error")
@@ -159,6 +208,10 @@ def test_a_tunnel_is_a_preview(http: httpx.Client, place: str) -> None:
         assert http.delete(f"{place}/tunnel/8080").status_code == 204
         gone = visitor.get("/", headers={"Host": opened["hostname"]})
     assert (gone.status_code, gone.json()["code"]) == (404, "INVALID_TOKEN")
+    assert http.post(f"{place}/tunnel/8080", json={"name": "site"}).json()["url"] == opened["url"]
+    assert (
+        http.post(f"{place}/tunnel/8080", json={"name": "my-site"}).json()["hostname"].split(".")[0][-7:] == "my_site"
+    )
     for port in ("80", "3000", "70000", "x"):
         assert refusal(http.post(f"{place}/tunnel/{port}")) == (400, "invalid_request")
     assert refusal(http.post(f"{place}/tunnel/8080", json={"name": "No name"})) == (400, "invalid_request")
@@ -171,6 +224,7 @@ def test_a_bucket_is_mounted_by_its_name(http: httpx.Client, place: str) -> None
     assert run(http, place, "cat", "/workspace/bucket/f")["stdout"] == b"there\n"
     unmount = {"mountPath": "/workspace/bucket"}
     assert http.post(f"{place}/unmount", json=unmount).json() == {"ok": True}
+    assert run(http, place, "test", "-e", "/workspace/bucket")["exit"] == {"exit_code": 1}
     assert refusal(http.post(f"{place}/unmount", json=unmount)) == (502, "unmount_error")
     assert refusal(http.post(f"{place}/unmount", json={"mountPath": "/"})) == (400, "invalid_request")
     assert refusal(http.post(f"{place}/mount", json={**body, "bucket": "none"})) == (502, "mount_error")
@@ -209,8 +263,9 @@ def test_what_cannot_be_read_is_refused(http: httpx.Client, place: str) -> None:
     assert refusal(http.post(f"{place}/exec", json=outside)) == (403, "invalid_request")
     for id in ("UPPER", "a1", "x" * 129):
         assert refusal(http.get(f"/v1/sandbox/{id}/running")) == (400, "invalid_request")
-    wrong = {"Session-Id": "a b"}
-    assert refusal(http.post(f"{place}/exec", json={"argv": ["ls"]}, headers=wrong)) == (400, "invalid_request")
+    for wrong in ("a b", "a..b"):
+        headers = {"Session-Id": wrong}
+        assert refusal(http.post(f"{place}/exec", json={"argv": ["ls"]}, headers=headers)) == (400, "invalid_request")
 
 
 def test_long_ids_are_told_apart(http: httpx.Client) -> None:
@@ -227,6 +282,7 @@ def test_the_pool_is_counted(http: httpx.Client, place: str) -> None:
     assert found["total"] == found["warm"] + found["assigned"]
     assert found["assigned"] >= 1
     assert found["config"]["warmTarget"] == 1
+    assert found["maxInstances"] is None
     for path in ("/v1/pool/prime", "/v1/pool/shutdown-prewarmed"):
         assert http.post(path).json() == {"ok": True}
 

@@ -15,6 +15,7 @@ from secrets import token_hex
 import pytest
 
 from tests.conformance.cloudflare.test_client import NODE, NPM, OPTIONS, VERSION
+from tests.s3 import S3
 from tests.server.conftest import ServerProcess
 
 JS = Path(__file__).parents[3] / "js"
@@ -50,10 +51,10 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 @pytest.fixture(scope="module")
-def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+def guarded(tmp_path_factory: pytest.TempPathFactory, s3: S3) -> Iterator[ServerProcess]:
     home: Path = tmp_path_factory.mktemp("package-home")
     home.chmod(0o711)
-    process = ServerProcess(home, api_keys=[KEY])
+    process = ServerProcess(home, api_keys=[KEY], mount_endpoints=[s3.endpoint.removeprefix("http://")])
     yield process
     assert process.stop() == 0
     shutil.rmtree(home)
@@ -78,9 +79,11 @@ def test_a_program_for_cloudflare_keeps_its_types(installed: Path) -> None:
 
 
 @pytest.mark.parametrize("tests", ["sandbox.test.mjs", "workerd.test.mjs", "wrangler.test.mjs"])
-def test_every_method_does_what_the_sdk_says(installed: Path, guarded: ServerProcess, tests: str) -> None:
+def test_every_method_does_what_the_sdk_says(installed: Path, guarded: ServerProcess, s3: S3, tests: str) -> None:
     line = ["--test", "--test-reporter=spec", tests]
-    _run(installed, line, SKERRY_URL=guarded.url, SKERRY_API_KEY=KEY, NAME=f"js-{token_hex(3)}")
+    given = {"SKERRY_URL": guarded.url, "SKERRY_API_KEY": KEY, "NAME": f"js-{token_hex(3)}"}
+    given |= {"S3_ENDPOINT": s3.endpoint, "S3_BUCKET": s3.create_bucket()}
+    _run(installed, line, **given, S3_KEY=s3.access_key, S3_SECRET=s3.secret_key)
 
 
 RUNNERS = {"js": [str(NODE / "bin" / "node"), "--input-type=module", "-e"], "python": [sys.executable, "-c"]}

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import hashlib
 import io
+import json
 import subprocess
 import sys
 import tarfile
@@ -45,6 +47,26 @@ async def test_a_session_keeps_what_its_commands_change(box: AsyncSandbox) -> No
     done = await session.exec('pwd; echo $plain "$B" "${list[1]}" [$A]; greet you')
     assert done.stdout == "/tmp\n2 3\n4 y z []\nhello you\n"
     await session.delete()
+
+
+async def test_words_of_the_shell_change_a_session_too(box: AsyncSandbox, near: ServerProcess) -> None:
+    """As the bridge of such a server is asked to."""
+    headers = {"Session-Id": "words"}
+    async with httpx.AsyncClient(base_url=f"{near.url}/v1/sandbox/{box.id}", headers=headers, timeout=60) as bridge:
+        said = ""
+        for argv in (
+            ["cd", "/tmp"],
+            ["export", "A=$B 'c'"],
+            ["pwd"],
+            ["printenv", "A"],
+            ["no-such-word"],
+            ["exit", "3"],
+        ):
+            said += (await bridge.post("/exec", json={"argv": argv})).raise_for_status().text
+    frames = [frame.split("\ndata: ") for frame in said.split("\n\n") if frame.startswith("event: ")]
+    out = b"".join(base64.b64decode(data) for kind, data in frames if kind == "event: stdout")
+    codes = [json.loads(data)["exit_code"] for kind, data in frames if kind == "event: exit"]
+    assert (out, codes) == (b"/tmp\n$B 'c'\n", [0, 0, 0, 0, 127, 3])
 
 
 async def test_what_a_command_is_given_is_its_own(box: AsyncSandbox) -> None:

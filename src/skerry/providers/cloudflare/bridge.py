@@ -41,7 +41,8 @@ class Bridge(Service):
 
     # -- sandboxes -----------------------------------------------------------------------------------------------------
 
-    async def create(self) -> str:
+    async def create(self, spec: object = None) -> str:
+        """Of the one kind that it was deployed with."""
         answer = await self.ask("POST", "/v1/sandbox")
         id = answer.get("id")
         if not isinstance(id, str) or not _ID.fullmatch(id):

@@ -167,6 +167,14 @@ if [[ $__skerry_what == args ]]; then
     builtin printf '%s: command not found\n' "${__skerry_argv[0]}" >&2
     (exit 127)
   fi
+elif [[ $__skerry_what == words ]]; then
+  builtin eval "${__skerry_options-}" 2>/dev/null
+  if builtin type -- "${__skerry_argv[0]}" &>/dev/null; then
+    "${__skerry_argv[@]}"
+  else
+    builtin printf '%s: command not found\n' "${__skerry_argv[0]}" >&2
+    (exit 127)
+  fi
 else
   builtin eval "${__skerry_options-}" 2>/dev/null
   builtin eval "$__skerry_text"

@@ -22,8 +22,8 @@ from skerry.errors import ProviderError, SandboxLostError, UnsupportedError
 from skerry.portal.clock import Clock
 from skerry.portal.contract import Child, Listener, Portal, Stat
 from skerry.providers.cloudflare import inside
-from skerry.providers.cloudflare.bridge import Bridge
 from skerry.providers.cloudflare.child import ARGUMENT, BridgeChild, BridgeTree, Lines
+from skerry.providers.cloudflare.reach import Reach
 from skerry.providers.cloudflare.terminal import BridgeTerminal
 from skerry.providers.cloudflare.tunnel import Tunnels
 from skerry.runtime.environment import DEFAULTS
@@ -40,7 +40,7 @@ _FIELDS = 3
 class BridgePortal:
     python: Sequence[str] = ("python3", "-I", "-S")
 
-    def __init__(self, bridge: Bridge, id: str, machine: str, lost: Callable[[str], None]) -> None:
+    def __init__(self, bridge: Reach, id: str, machine: str, lost: Callable[[str], None]) -> None:
         self.bridge = bridge
         self.id = id
         self.scratch = f"/var/tmp/.skerry-{machine}"

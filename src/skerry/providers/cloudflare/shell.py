@@ -75,7 +75,7 @@ class BridgeShell(Shell):
     async def _spawn(
         self, task: Task, mark: str, on_stdout: Callable[[bytes], None], on_stderr: Callable[[bytes], None]
     ) -> tuple[Child, list[Pump]]:
-        what = task.step or ("text" if task.args is None else "args")
+        what = task.step or ("text" if task.args is None else "words" if task.builtins else "args")
         pairs = [word for name, value in task.env.items() for word in (name, "-" if value is None else f"+{value}")]
         words = [self._file, mark, self._cwd, what, task.cwd or "", str(len(pairs) // 2), *pairs]
         argv = ["bash", "--noprofile", "--norc", "-c", inside.SESSION, "bash", *words]

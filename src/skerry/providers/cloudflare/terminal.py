@@ -11,11 +11,10 @@ import signal as signals
 import socket
 from collections.abc import Callable, Collection, Mapping, Sequence
 
-from websockets.asyncio.client import ClientConnection
 from websockets.exceptions import ConnectionClosed
 
 from skerry.errors import ProviderError, SandboxLostError, SkerryError
-from skerry.providers.cloudflare.bridge import Bridge
+from skerry.providers.cloudflare.reach import Line, Reach
 from skerry.runtime.output import read_some, write_all
 
 ROOT = "/workspace"
@@ -28,7 +27,7 @@ class BridgeTerminal:
 
     @classmethod
     async def open(
-        cls, bridge: Bridge, id: str, shell: str, env: Mapping[str, str], cwd: str, size: tuple[int, int]
+        cls, bridge: Reach, id: str, shell: str, env: Mapping[str, str], cwd: str, size: tuple[int, int]
     ) -> BridgeTerminal:
         session = f"skerry-{secrets.token_hex(6)}"
         inside = cwd == ROOT or cwd.startswith(ROOT + "/")  # a bridge knows no other place to begin in
@@ -41,7 +40,7 @@ class BridgeTerminal:
                 await bridge.delete_session(id, session)
             raise
 
-    def __init__(self, bridge: Bridge, id: str, session: str, connection: ClientConnection) -> None:
+    def __init__(self, bridge: Reach, id: str, session: str, connection: Line) -> None:
         self.on_end: Callable[[], None] = lambda: None
         self._bridge, self._id, self._session, self._connection = bridge, id, session, connection
         ours, theirs = socket.socketpair()

@@ -17,7 +17,7 @@ from collections.abc import Awaitable, Callable
 from urllib.parse import SplitResult, urlsplit
 
 from skerry.errors import ProviderUnreachableError
-from skerry.providers.cloudflare.bridge import Bridge
+from skerry.providers.cloudflare.reach import Reach
 
 LONGEST_HEAD = 256 << 10
 CHUNK = 1 << 16
@@ -26,7 +26,7 @@ _UPGRADE = re.compile(rb"^connection\s*:.*\bupgrade\b", re.IGNORECASE | re.MULTI
 
 
 class Tunnels:
-    def __init__(self, bridge: Bridge, id: str, listens: Callable[[int], Awaitable[bool]]) -> None:
+    def __init__(self, bridge: Reach, id: str, listens: Callable[[int], Awaitable[bool]]) -> None:
         self._bridge, self._id, self._listens = bridge, id, listens
         self._addresses: dict[int, SplitResult] = {}
         self._tasks: set[asyncio.Task[None]] = set()

@@ -137,5 +137,10 @@ def decoded(content: str, encoding: str | None, path: str) -> bytes:
         ) from None
 
 
+def named(body: Any, session: Any) -> Any:
+    """A request whose session is named beside it, unless it names one itself."""
+    return {"sessionId": session, **body} if session and isinstance(body, dict) else body
+
+
 def unknown_route() -> Fault:
     return Fault("UNKNOWN_ERROR", "The requested endpoint was not found", status=404)

@@ -6,13 +6,13 @@ below ``/workspace``. Without the header ``Session-Id`` every call stands for it
 
 from __future__ import annotations
 
-import hashlib
+import base64
 import json
 import posixpath
 import re
 import secrets
 import shlex
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, aclosing
 from typing import Any, cast
 
@@ -23,12 +23,11 @@ from starlette.types import Receive, Scope, Send
 from starlette.websockets import WebSocket
 
 from skerry.control.actor import own_id
-from skerry.control.identity import LONGEST
 from skerry.control.inquiry import answered, asked_to_run
 from skerry.control.registry import Registry
 from skerry.errors import (
+    BucketEndpointError,
     FileError,
-    FileNotFoundInSandboxError,
     InvalidRequestError,
     IsDirectoryError,
     MountNotFoundError,
@@ -36,7 +35,6 @@ from skerry.errors import (
     NotRegularFileError,
     PortNotExposedError,
     SandboxNotFoundError,
-    SessionNotFoundError,
     SkerryError,
 )
 from skerry.models import CreateSession, ExecEvent, ExecRequest, ExposePort, MountBucket
@@ -44,101 +42,35 @@ from skerry.runtime.content import CHUNK
 from skerry.runtime.runtime import Runtime
 from skerry.server.bounds import BoundedRequest
 from skerry.server.cloudflare import openapi, pty, tunnels
+from skerry.server.cloudflare.box import HOME
+from skerry.server.cloudflare.bridge_call import (
+    ROOT,
+    Call,
+    Handler,
+    Refused,
+    below,
+    is_sandbox,
+    is_session,
+    refusal,
+    sandbox_of,
+)
 from skerry.server.cloudflare.faults import moment
 from skerry.server.errors import told
 from skerry.server.sse import EventStream
-from skerry.settings import Settings
 from skerry.storage.archive import Packing
 
 NAME = "bridge"
-ROOT = "/workspace"
 LARGEST = 32 << 20
-_ID = re.compile(r"[a-z2-7]{1,128}")
-_SESSION = re.compile(r"[a-zA-Z0-9._-]{1,128}")
 _NAME = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?")
 RESERVED_PORT = 3000
 """Theirs is the container's own server there, and clients know it."""
+_BUILTINS = """. : alias bg builtin cd command declare eval exec exit export fg getopts hash jobs let local mapfile popd
+pushd read readarray readonly return set shift shopt source times trap type typeset ulimit umask unalias unset wait"""
+BUILTINS = frozenset(_BUILTINS.split())
+"""Words that are no programs: a shell's own. Without a session they have one for themselves."""
+_SOURCED = re.compile(rb"^/run/skerry[\w-]*/\d+-words\.step: ", re.MULTILINE)
 _ALPHABET = "abcdefghijklmnopqrstuvwxyz234567"
 _LENGTH = 26
-
-
-class Refused(Exception):
-    def __init__(self, status: int, code: str, message: str) -> None:
-        super().__init__(message)
-        self.status, self.code, self.message = status, code, message
-
-
-def _refusal(error: SkerryError, otherwise: str) -> Refused:
-    error = told(error)
-    if isinstance(error, FileNotFoundInSandboxError):
-        return Refused(404, "workspace_read_not_found", error.message)
-    status = error.status if error.status in (400, 401, 403, 404, 408, 409, 410, 413, 429) else 502
-    return Refused(status, otherwise, str(error))
-
-
-def sandbox_of(id: str) -> str:
-    """The bridge's ids may be longer than ours."""
-    return id if len(id) <= LONGEST else f"{id[:30]}-{hashlib.sha256(id.encode()).hexdigest()[:32]}"
-
-
-Handler = Callable[["Call"], Awaitable[Response]]
-
-
-class Call:
-    """One request: its sandbox, its session, and what it sent."""
-
-    def __init__(self, registry: Registry, request: BoundedRequest) -> None:
-        self.registry = registry
-        self.request = request
-
-    @property
-    def settings(self) -> Settings:
-        settings: Settings = self.request.app.state.settings
-        return settings
-
-    @property
-    def id(self) -> str:
-        id: str = self.request.path_params["id"]
-        if not _ID.fullmatch(id):
-            raise Refused(400, "invalid_request", "A sandbox's id is 1 to 128 of a-z and 2-7.")
-        return own_id(sandbox_of(id))
-
-    @property
-    def session(self) -> str | None:
-        given = self.request.headers.get("session-id")
-        if given is not None and not _SESSION.fullmatch(given):
-            raise Refused(400, "invalid_request", "Session-Id is 1 to 128 letters, digits and . _ -")
-        return given
-
-    async def json(self) -> dict[str, Any]:
-        raw = await self.request.body()
-        try:
-            body = json.loads(raw) if raw else {}
-        except (ValueError, RecursionError):
-            raise Refused(400, "invalid_request", "The request body is not JSON.") from None
-        if not isinstance(body, dict):
-            raise Refused(400, "invalid_request", "The request body is not an object.")
-        return body
-
-    async def ready(self, runtime: Runtime) -> str | None:
-        """The session that is named, made if it is unknown."""
-        session = self.session
-        if session is not None and session != "default":
-            try:
-                runtime.sessions.find(session)
-            except SessionNotFoundError:
-                await runtime.sessions.create(CreateSession(id=session, isolation=False))
-        return session
-
-
-def _below(path: str) -> str:
-    """A path of the workspace, absolute; whatever leads elsewhere is refused."""
-    if "\0" in path:
-        raise Refused(400, "invalid_request", "A path cannot hold a zero byte.")
-    found = posixpath.normpath(posixpath.join(ROOT, path))
-    if found != ROOT and not found.startswith(ROOT + "/"):
-        raise Refused(403, "invalid_request", f"{path[:200]!r} is not below {ROOT}.")
-    return found
 
 
 # -- sandboxes and commands --------------------------------------------------------------------------------------------
@@ -188,23 +120,33 @@ async def execute(call: Call) -> Response:
     if cwd is not None and not isinstance(cwd, str):
         raise Refused(400, "invalid_request", "cwd must be a string.")
     asked_to_run(shlex.join(argv))
+    session = call.session
+    words = argv if session is not None or argv[0] not in BUILTINS else ["bash", "-c", '"$@"', "bash", *argv]
     request = ExecRequest(
-        command=argv[0],
-        args=argv[1:],
+        command=words[0],
+        args=words[1:],
         timeout=timeout,
-        cwd=None if cwd is None else _below(cwd),
-        session=call.session,
+        cwd=None if cwd is None else below(cwd),
+        session=session,
         encoding="base64",
     )
 
     async def events(runtime: Runtime) -> AsyncIterator[Any]:
         await call.ready(runtime)
-        async with aclosing(cast("Any", runtime.exec_stream(request))) as source:
+        async with aclosing(cast("Any", runtime.exec_stream(request, builtins=True))) as source:
             async for event in source:
+                if event.type == "stderr" and session is not None:
+                    event.data = _shown(event.data or "")
                 if event.type != "start":
                     yield event
 
     return cast("Response", EventStream(call.registry.use(call.id), events, cast("Any", _failed), _frame))
+
+
+def _shown(data: str) -> str:
+    """What the session's bash says of a word of its own, without the place it read it from."""
+    raw = base64.b64decode(data)
+    return base64.b64encode(_SOURCED.sub(b"bash: ", raw)).decode() if b"/run/skerry" in raw else data
 
 
 def _failed(error: SkerryError) -> ExecEvent:
@@ -236,8 +178,15 @@ class Download(Response):
             await StreamingResponse(self._chunks, media_type="application/octet-stream")(scope, receive, send)
 
 
+def _file(call: Call) -> str:
+    rest = call.request.path_params["rest"].lstrip("/")
+    if not rest:
+        raise Refused(400, "invalid_request", "The path of the file is missing.")
+    return below(f"/{rest}")
+
+
 async def read(call: Call) -> Response:
-    path = _below("/" + call.request.path_params["rest"].lstrip("/"))
+    path = _file(call)
     async with AsyncExitStack() as stack:
         runtime = await stack.enter_async_context(call.registry.use(call.id))
         try:
@@ -265,7 +214,7 @@ async def _bounded(call: Call) -> bytes:
 
 
 async def write(call: Call) -> Response:
-    path = _below("/" + call.request.path_params["rest"].lstrip("/"))
+    path = _file(call)
     content = await _bounded(call)
     async with call.registry.use(call.id) as runtime:
         try:
@@ -315,15 +264,14 @@ async def mount(call: Call) -> Response:
     path, options = body.get("mountPath"), body.get("options") or {}
     if not isinstance(path, str) or not path.startswith("/") or not isinstance(options, dict):
         raise Refused(400, "invalid_request", "mountPath must be an absolute path, options an object.")
-    if options.get("credentials") or options.get("endpoint"):
-        raise Refused(
-            400, "mount_error", "Credentials stay on the server: name a bucket of its configuration (buckets.toml)."
-        )
-    bucket = body.get("bucket") or body.get("binding")
+    if body.get("binding") is not None and options.get("endpoint") is not None:
+        raise Refused(400, "invalid_request", "Give either binding or options.endpoint, not both.")
     try:
         request = MountBucket(
-            bucket=bucket,
+            bucket=body.get("bucket") or body.get("binding"),
             mount_path=path,
+            endpoint=options.get("endpoint"),
+            credentials=options.get("credentials"),
             prefix=options.get("prefix") or "/",
             read_only=options.get("readOnly") is True,
             local_bucket=options.get("localBucket") is True,
@@ -332,8 +280,10 @@ async def mount(call: Call) -> Response:
         raise Refused(400, "invalid_request", "The options of the mount cannot be used.") from None
     try:
         await call.registry.mounts.mount(call.id, request)
+    except BucketEndpointError as error:
+        raise Refused(400, "mount_error", str(error)) from None
     except SkerryError as error:
-        raise Refused(502, "mount_error", str(error)) from None
+        raise Refused(502, "mount_error", str(told(error))) from None
     return JSONResponse({"ok": True})
 
 
@@ -342,9 +292,12 @@ async def unmount(call: Call) -> Response:
     if not isinstance(path, str) or not path.startswith("/") or posixpath.normpath(path) == "/":
         raise Refused(400, "invalid_request", "mountPath must be an absolute path below the root.")
     try:
-        await call.registry.mounts.unmount(call.id, path)
+        gone = await call.registry.mounts.unmount(call.id, path)
     except MountNotFoundError as error:
         raise Refused(502, "unmount_error", error.message) from None
+    if gone.state != "asleep":
+        async with call.registry.use(call.id) as runtime:  # what it was mounted on goes too, if it is empty
+            await runtime.exec(ExecRequest(command="rmdir", args=["--", gone.mount_path], session=None))
     return JSONResponse({"ok": True})
 
 
@@ -353,13 +306,17 @@ async def create_session(call: Call) -> Response:
     if not isinstance(body.get("env") or {}, dict) or not isinstance(body.get("cwd") or "", str):
         raise Refused(400, "invalid_request", "env is an object of strings, cwd a string.")
     id = body.get("id") or f"session-{secrets.token_hex(6)}"
-    if not isinstance(id, str) or not _SESSION.fullmatch(id):
-        raise Refused(400, "invalid_request", "A session's id is 1 to 128 letters, digits and . _ -")
+    if not is_session(id):
+        raise Refused(400, "invalid_request", "A session's id is 1 to 128 letters, digits and . _ - without ..")
     env = {name: value for name, value in (body.get("env") or {}).items() if isinstance(value, str)}
+    # A session may begin anywhere: it is single files and directories of commands that stay in the workspace.
+    cwd = posixpath.normpath(posixpath.join(ROOT, body.get("cwd") or ROOT))
     async with call.registry.use(call.id) as runtime:
-        await runtime.sessions.create(
-            CreateSession(id=id, env=env, cwd=_below(body.get("cwd") or ROOT), isolation=False)
-        )
+        try:
+            await runtime.sessions.create(CreateSession(id=id, env=env, cwd=cwd, isolation=False))
+        except FileError:
+            # A directory that is not there is no reason to have no session.
+            await runtime.sessions.create(CreateSession(id=id, env=env, cwd=HOME, isolation=False))
     return JSONResponse({"id": id})
 
 
@@ -377,12 +334,16 @@ def _port(call: Call) -> int:
     return int(text)
 
 
+def _token(name: str | None) -> str | None:
+    return None if name is None else name.replace("-", "_")
+
+
 async def open_tunnel(call: Call) -> Response:
-    """What they answer with a tunnel, we answer with a preview."""
+    """What they answer with a tunnel, we answer with a preview. One with a name has the same address every time."""
     port, name = _port(call), (await call.json()).get("name")
     if name is not None and not (isinstance(name, str) and _NAME.fullmatch(name)):
         raise Refused(400, "invalid_request", "A tunnel's name is 1 to 63 of a-z, 0-9 and -.")
-    exposure = await call.registry.exposures.expose(call.id, ExposePort(port=port, name=name))
+    exposure = await call.registry.exposures.expose(call.id, ExposePort(port=port, name=name, token=_token(name)))
     facts = {"id": exposure.token, **tunnels.facts_of(exposure, call.settings, call.request.scope)}
     return JSONResponse(facts | ({} if name is None else {"name": name}))
 
@@ -402,7 +363,7 @@ async def pool_stats(call: Call) -> Response:
     warm, assigned = call.registry.population()
     # There is no largest number but the machine's own, and no interval: a machine that is taken is replaced at once.
     config = {"warmTarget": call.settings.warm_pool, "refreshInterval": 0, "maxInstances": 0, "scaleBatchSize": 1}
-    facts = {"warm": warm, "assigned": assigned, "total": warm + assigned, "config": config, "maxInstances": 0}
+    facts = {"warm": warm, "assigned": assigned, "total": warm + assigned, "config": config, "maxInstances": None}
     return JSONResponse(facts)
 
 
@@ -455,7 +416,7 @@ class _Endpoint:
             answered(refused.status, refused.code)
             await _refuse(refused)(scope, receive, send)
         except SkerryError as error:
-            said = _refusal(error, self._code)
+            said = refusal(error, self._code)
             answered(said.status, error.code)
             await _refuse(said)(scope, receive, send)
 
@@ -468,7 +429,7 @@ def bridge_routes(registry: Registry) -> list[BaseRoute]:
     async def terminal(socket: WebSocket) -> None:
         id = socket.path_params["id"]
         session = socket.headers.get("session-id") or socket.query_params.get("session") or "default"
-        if not _ID.fullmatch(id) or not _SESSION.fullmatch(session):
+        if not is_sandbox(id) or not is_session(session):
             return await pty.refuse(socket, "The id of the sandbox or of the session cannot be used.")
         await pty.serve(registry, own_id(sandbox_of(id)), socket, session)
 

@@ -27,6 +27,8 @@ from typing import Any, Final, cast
 
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
+from skerry.server.cloudflare.line import Line
+
 WINDOW = 8
 """Pieces of a stream that the other side has not taken yet."""
 QUEUED = 16
@@ -115,7 +117,7 @@ class Session:
     """One connection. ``main`` is asked for every call of the main object, by the path of its name."""
 
     def __init__(self, socket: WebSocket, main: Main, failure: Callable[[Exception], RemoteError]) -> None:
-        self._socket, self._main, self._failure = socket, main, failure
+        self._main, self._failure = main, failure
         self._theirs: dict[int, asyncio.Task[Any] | Pipe] = {}
         self._next_theirs = 1
         self._ours: dict[int, asyncio.Future[Any]] = {}
@@ -123,21 +125,18 @@ class Session:
         self._borrowed: set[int] = set()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._unsent: set[Bytes] = set()
-        self._turn = asyncio.Lock()
+        self._line = Line(socket)
 
     async def serve(self) -> None:
         try:
-            while True:
-                message = await self._socket.receive()
-                if message["type"] == "websocket.disconnect":
-                    return
-                await self._take(message.get("text") or (message.get("bytes") or b"").decode(errors="replace"))
+            async for text in self._line.messages():
+                await self._take(text)
         except WebSocketDisconnect:
             return
         except BadMessage as error:
-            with suppress(WebSocketDisconnect, RuntimeError):
-                await self._send(["abort", ["error", "Error", str(error)]])
-                await self._socket.close()
+            with suppress(WebSocketDisconnect):
+                await self._line.send(["abort", ["error", "Error", str(error)]])
+            await self._line.close()
         finally:
             gone = ConnectionError("the connection has ended")
             for future in self._ours.values():
@@ -193,7 +192,7 @@ class Session:
     async def _tell(self, number: int, *, release: bool = False) -> None:
         task = self._theirs.get(number)
         if number == 0 or not isinstance(task, asyncio.Task):
-            await self._send(["reject", number, ["error", "Error", f"There is no promise {number}."]])
+            await self._line.send(["reject", number, ["error", "Error", f"There is no promise {number}."]])
             return
         await asyncio.wait([task])
         if task.cancelled():
@@ -204,7 +203,7 @@ class Session:
             answer = ["resolve", number, await self._expression(task.result())]
         if release:
             self._release(number)
-        await self._send(answer)
+        await self._line.send(answer)
 
     def _settle(self, outcome: str, number: int, expression: Any) -> None:
         future = self._ours.pop(number, None)
@@ -315,16 +314,16 @@ class Session:
         """Call something of the other side's and wait for what it gives."""
         written = [await self._expression(one) for one in arguments]
         number, future = await self._push(["push", ["pipeline", target, path, written]])
-        await self._send(["pull", number])
+        await self._line.send(["pull", number])
         try:
             return await self._value(await future, 0)
         finally:
-            await self._send(["release", number, 1])
+            await self._line.send(["release", number, 1])
 
     async def give_back(self) -> None:
         """What the other side lent for a call, and nobody uses any more."""
         for number in self._borrowed:
-            await self._send(["release", number, 1])
+            await self._line.send(["release", number, 1])
         self._borrowed.clear()
 
     async def _piped(self, stream: Bytes) -> Any:
@@ -357,25 +356,17 @@ class Session:
             if last:
                 _, done = await self._push(["stream", ["pipeline", number, [last[0]], last[1]]])
                 done.add_done_callback(lambda one: one.cancelled() or one.exception())
-            await self._send(["release", number, 1])
+            await self._line.send(["release", number, 1])
 
     async def _push(self, message: list[Any], *, answered: bool = True) -> tuple[int, asyncio.Future[Any]]:
         """Numbers are counted by both sides, so the order of counting must be the order of sending."""
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        async with self._turn:
+        async with self._line.turn:
             number, self._next_ours = self._next_ours, self._next_ours + 1
             if answered:
                 self._ours[number] = future
-            await self._write(message)
+            await self._line.write(message)
         return number, future
-
-    async def _send(self, message: list[Any]) -> None:
-        async with self._turn:
-            await self._write(message)
-
-    async def _write(self, message: list[Any]) -> None:
-        with suppress(RuntimeError):  # it is closed; whoever reads will notice
-            await self._socket.send_text(json.dumps(message, ensure_ascii=True, separators=(",", ":"), default=str))
 
     def _own(self, work: Any) -> None:
         task = asyncio.create_task(work)

@@ -19,7 +19,7 @@ _SOURCED = re.compile(r"^/run/skerry[\w-]*/\d+-bash: ", re.MULTILINE)
 
 
 async def create_session(box: Box) -> Answer:
-    id = box.maybe("id") or box.maybe("name") or f"session_{int(time.time() * 1000)}_{secrets.token_hex(6)}"
+    id = box.maybe("id") or f"session_{int(time.time() * 1000)}_{secrets.token_hex(6)}"
     env = {name: value for name, value in box.env().items() if value is not None}
     cwd = box.maybe("cwd") or "/workspace"
     placement = box.runtime.sessions.env.get("CLOUDFLARE_PLACEMENT_ID")

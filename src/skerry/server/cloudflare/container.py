@@ -10,7 +10,7 @@ from typing import Any, cast
 from pydantic_core import from_json
 from starlette.requests import ClientDisconnect
 from starlette.responses import PlainTextResponse
-from starlette.routing import BaseRoute, Route, WebSocketRoute
+from starlette.routing import BaseRoute, Match, Route, WebSocketRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
 from starlette.websockets import WebSocket
 
@@ -22,7 +22,7 @@ from skerry.errors import InvalidSandboxIdError, SkerryError
 from skerry.models import shown_id
 from skerry.server.bounds import BoundedRequest
 from skerry.server.cloudflare import early, pty
-from skerry.server.cloudflare.box import Json, Stream
+from skerry.server.cloudflare.box import Json, Stream, named
 from skerry.server.cloudflare.calls import Calls
 from skerry.server.cloudflare.faults import Fault, fault_of
 from skerry.server.cloudflare.multiplex import Multiplex
@@ -156,14 +156,12 @@ def _sandbox(request: BoundedRequest | WebSocket) -> str:
 
 async def _body(request: BoundedRequest) -> Json:
     """Any object that is JSON, whatever the header calls it: clients of this API are not careful about it."""
-    raw, session = await request.body(), request.headers.get("x-session-id")
+    raw = await request.body()
     try:
         body = from_json(raw, allow_inf_nan=False) if raw else {}
     except ValueError as error:
         raise Fault("INTERNAL_ERROR", f"Failed to parse request body: {error}") from None
-    if isinstance(body, dict) and session:
-        body.setdefault("sessionId", session)
-    return cast("Json", body)
+    return cast("Json", named(body, request.headers.get("x-session-id")))
 
 
 async def _write(send: Send, status: int, body: Json | None, *, retry_after: float | None = None) -> None:
@@ -188,5 +186,11 @@ def container_routes(registry: Registry, fetch: ASGIApp, audit: Audit | None = N
         ),
         Route(path, container, name=NAME, include_in_schema=False),
         WebSocketRoute(path, container, name=f"{NAME}_connection"),
-        Route("/api{rest:path}", container, name=f"{NAME}_unnamed", include_in_schema=False),
+        _Unnamed("/api{rest:path}", container, name=f"{NAME}_unnamed", include_in_schema=False),
     ]
+
+
+class _Unnamed(Route):
+    def matches(self, scope: Scope) -> tuple[Match, Scope]:
+        # What lies there is not of this API, and must answer itself to a method that it does not take.
+        return (Match.NONE, {}) if scope["path"].startswith(("/api/v2/", "/api/auth/")) else super().matches(scope)

@@ -7,6 +7,7 @@ knows the operation that met it.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from datetime import datetime
 from typing import Any
 
 from skerry import errors
@@ -64,9 +65,13 @@ class Fault(Exception):
         return body if advice is None else body | {"suggestion": advice}
 
 
+def written(moment: datetime) -> str:
+    """As JavaScript writes it."""
+    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
 def moment() -> str:
-    """Now, as JavaScript writes it."""
-    return now().isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    return written(now())
 
 
 def invalid(message: str, **context: Any) -> Fault:

@@ -1,16 +1,19 @@
 """``mountBucket`` of the ``Sandbox`` class, which has the container run s3fs: here the server mounts the bucket itself.
 
-The class marks such commands as its own. The bucket is one of the server's, by name; the address and the credentials
-that s3fs would be given are not looked at. All other commands are run.
+The class marks such commands as its own. The bucket is one of the server's, by name; where it knows none of that name,
+it is the one at the address and with the credentials that s3fs would be given. All other commands are run.
 """
 
 from __future__ import annotations
 
 import re
 import shlex
+from typing import Any
 
-from skerry.errors import MountNotFoundError, SkerryError
-from skerry.models import ExecResult, MountBucket, now
+from pydantic import SecretStr
+
+from skerry.errors import BucketNotFoundError, MountNotFoundError, SkerryError
+from skerry.models import BucketCredentials, ExecResult, MountBucket, now
 from skerry.server.cloudflare.box import Box
 
 _MOUNT = re.compile(r"^\s*\(?\s*s3fs ([^\n]+?)(?:\s*>\S+ 2>&1)?$", re.MULTILINE)
@@ -39,11 +42,29 @@ async def _mount(box: Box, command: str, words: str) -> ExecResult | None:
     bucket, _, prefix = source.partition(":")
     try:
         request = MountBucket(bucket=bucket, mount_path=path, prefix=prefix or "/", read_only="ro" in options)
-        await box.registry.mounts.mount(box.id, request)
+        try:
+            await box.registry.mounts.mount(box.id, request)
+        except BucketNotFoundError:
+            own = await _own(box, options)
+            if own is None:
+                raise
+            await box.registry.mounts.mount(box.id, request.model_copy(update=own))
     except (SkerryError, ValueError) as error:
         said = str(error) if isinstance(error, SkerryError) else "The options of the mount cannot be used."
         return _result(command, 2, f"{said}\n")
     return _result(command, 0)
+
+
+async def _own(box: Box, options: dict[str, str]) -> dict[str, Any] | None:
+    """Where the bucket is, and its keys: ``bucket:key:secret`` in a file that the class has written for s3fs."""
+    try:
+        words = (await box.runtime.files.read(options.get("passwd_file", ""))).content.strip().split(":", 2)
+    except SkerryError:
+        return None
+    if len(words) < 3 or not options.get("url"):
+        return None
+    keys = BucketCredentials(access_key_id=words[1], secret_access_key=SecretStr(words[2]))
+    return {"endpoint": options["url"], "credentials": keys}
 
 
 async def _unmount(box: Box, command: str, words: str) -> ExecResult | None:

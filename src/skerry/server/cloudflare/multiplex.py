@@ -1,6 +1,6 @@
 """``/ws``: many requests over one WebSocket.
 
--> {"type": "request", "id", "method", "path", "body"?}      {"type": "cancel", "id"}
+-> {"type": "request", "id", "method", "path", "body"?, "headers"?}      {"type": "cancel", "id"}
 <- {"type": "response", "id", "status", "body"?, "done": true}
    {"type": "stream", "id", "data": "<json>"} … and then a response
    {"type": "error", "id"?, "code", "message", "status"}
@@ -17,9 +17,10 @@ from urllib.parse import parse_qsl, urlsplit
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from skerry.errors import SkerryError
-from skerry.server.cloudflare.box import Json, Stream
+from skerry.server.cloudflare.box import Json, Stream, named
 from skerry.server.cloudflare.calls import Calls
 from skerry.server.cloudflare.faults import Fault, fault_of, invalid
+from skerry.server.cloudflare.line import Line
 from skerry.server.cloudflare.record import Record
 from skerry.server.errors import as_skerry_error
 
@@ -35,16 +36,13 @@ class Multiplex:
         self._socket = socket
         self._running: dict[str, asyncio.Task[None]] = {}
         self._room = asyncio.Semaphore(AT_ONCE)
-        self._turn = asyncio.Lock()
+        self._line = Line(socket)
 
     async def serve(self) -> None:
         await self._socket.accept()
         try:
-            while True:
-                message = await self._socket.receive()
-                if message["type"] == "websocket.disconnect":
-                    return
-                await self._take(message.get("text") or (message.get("bytes") or b"").decode(errors="replace"))
+            async for text in self._line.messages():
+                await self._take(text)
         except WebSocketDisconnect:
             return
         finally:
@@ -58,7 +56,9 @@ class Multiplex:
         except (ValueError, RecursionError):
             asked = None
         match asked:
-            case {"type": "request", "id": str(number), "method": str(), "path": str()} if number not in self._running:
+            case {"type": "request", "id": str(number), "method": str(), "path": str()} if (
+                number not in self._running and isinstance(asked.get("headers") or {}, dict)
+            ):
                 await self._room.acquire()
                 task = asyncio.create_task(self._run(number, asked))
                 self._running[number] = task
@@ -85,20 +85,21 @@ class Multiplex:
 
     async def _answer(self, number: str, asked: Json) -> None:
         place = urlsplit(asked["path"])
-        body = asked.get("body")
+        headers = {str(name).lower(): value for name, value in dict(asked.get("headers") or {}).items()}
+        body = named(asked.get("body") or {}, headers.get("x-session-id"))
         query = dict(parse_qsl(place.query))
         method = asked["method"].upper()
         async with AsyncExitStack() as stack:
             stack.enter_context(self._record.call(method, f"{method} {place.path}"))
             answer = await stack.enter_async_context(self._calls.call(self._id, method, place.path, body, query))
             if not isinstance(answer, Stream):
-                await self._send({"type": "response", "id": number, "status": 200, "body": answer, "done": True})
+                await self._line.send({"type": "response", "id": number, "status": 200, "body": answer, "done": True})
                 return
             async with aclosing(cast("Any", answer.events)) as events:
                 async for event in events:
                     data = json.dumps(event, ensure_ascii=False, default=str)
-                    await self._send({"type": "stream", "id": number, "event": event["type"], "data": data})
-            await self._send({"type": "response", "id": number, "status": 200, "done": True})
+                    await self._line.send({"type": "stream", "id": number, "event": event["type"], "data": data})
+            await self._line.send({"type": "response", "id": number, "status": 200, "done": True})
 
     async def _fail(self, number: str | None, fault: Fault) -> None:
         """What a request met is its response, from which clients make the error they have for it; a message that is
@@ -109,8 +110,4 @@ class Multiplex:
         else:
             facts = {"type": "error", "code": fault.code, "message": fault.message, "status": fault.status}
             facts["context"] = fault.context
-        await self._send(facts)
-
-    async def _send(self, facts: Json) -> None:
-        async with self._turn:
-            await self._socket.send_text(json.dumps(facts, ensure_ascii=True, default=str))
+        await self._line.send(facts)

@@ -27,14 +27,20 @@ MOUNT = _object(
     bucket=TEXT,
     binding=TEXT,
     mountPath=TEXT,
-    options=_object(prefix=TEXT, readOnly=FLAG, localBucket=FLAG),
+    options=_object(
+        prefix=TEXT,
+        readOnly=FLAG,
+        localBucket=FLAG,
+        endpoint=TEXT,
+        credentials=_object(["accessKeyId", "secretAccessKey"], accessKeyId=TEXT, secretAccessKey=TEXT),
+    ),
 )
 POOL = _object(
     warm=NUMBER,
     assigned=NUMBER,
     total=NUMBER,
     config=_object(warmTarget=NUMBER, refreshInterval=NUMBER, maxInstances=NUMBER, scaleBatchSize=NUMBER),
-    maxInstances=NUMBER,
+    maxInstances={"type": ["number", "null"]},
 )
 BYTES = "application/octet-stream"
 EVENTS = "text/event-stream"

@@ -6,7 +6,7 @@ from skerry.control.exposures import Exposure
 from skerry.errors import PortNotExposedError
 from skerry.models import ExposePort
 from skerry.server.cloudflare.box import Answer, Box, Json
-from skerry.server.cloudflare.faults import Fault
+from skerry.server.cloudflare.faults import Fault, written
 
 
 def _port(box: Box) -> int:
@@ -19,7 +19,7 @@ def _port(box: Box) -> int:
 
 
 def _facts(exposure: Exposure) -> Json:
-    facts: Json = {"port": exposure.port, "status": "active", "exposedAt": exposure.exposed_at.isoformat()}
+    facts: Json = {"port": exposure.port, "status": "active", "exposedAt": written(exposure.exposed_at)}
     return facts | ({} if exposure.name is None else {"name": exposure.name})
 
 

@@ -9,18 +9,14 @@ from typing import Any, cast
 from skerry.errors import ProcessExistsError, ProcessExitedError, ProcessNotFoundError, SkerryError
 from skerry.models import KillProcess, ProcessInfo, ProcessStatus, StartProcess, WaitForPort, WaitRequest
 from skerry.server.cloudflare.box import Answer, Box, Json, Stream
-from skerry.server.cloudflare.faults import Fault, invalid, moment
-
-
-def _time(moment: Any) -> str:
-    return str(moment.isoformat(timespec="milliseconds").replace("+00:00", "Z"))
+from skerry.server.cloudflare.faults import Fault, invalid, moment, written
 
 
 def facts_of(info: ProcessInfo, *, ended: bool = True) -> Json:
     facts: Json = {"id": info.id, "pid": info.pid, "command": info.command, "status": info.status.value}
-    facts["startTime"] = _time(info.start_time)
+    facts["startTime"] = written(info.start_time)
     if ended and info.end_time is not None:
-        facts["endTime"] = _time(info.end_time)
+        facts["endTime"] = written(info.end_time)
     if info.exit_code is not None and info.status is not ProcessStatus.KILLED:
         facts["exitCode"] = info.exit_code
     if info.session_id is not None:

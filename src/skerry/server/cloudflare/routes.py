@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from skerry.server.cloudflare import backups, code, commands, files, ports, processes, utilities
+from skerry.server.cloudflare import backups, code, commands, desktop, files, ports, processes, utilities
 from skerry.server.cloudflare.box import Operation
 
 TABLE: tuple[tuple[str, str, Operation], ...] = (
@@ -46,6 +46,7 @@ TABLE: tuple[tuple[str, str, Operation], ...] = (
     ("POST", "/api/backup/create", backups.create),
     ("POST", "/api/backup/restore", backups.restore),
     ("POST", "/api/backup/upload-parts", backups.upload_parts),
+    ("GET", "/api/desktop/status", desktop.status),
     ("GET", "/api/ping", utilities.ping),
     ("GET", "/api/version", utilities.version),
     ("GET", "/api/commands", utilities.commands),
@@ -66,4 +67,6 @@ def find(method: str, path: str) -> tuple[Operation, Mapping[str, str]] | None:
     for verb, pattern, named in _NAMED:
         if verb == method and (match := pattern.fullmatch(path)) is not None:
             return named, match.groupdict()
+    if path.startswith("/api/desktop/"):
+        return desktop.unavailable, {}
     return None

@@ -12,7 +12,7 @@ from skerry.control.registry import Registry
 from skerry.errors import PortNotExposedError, SandboxNotFoundError
 from skerry.models import ExposePort
 from skerry.server.cloudflare.box import Json
-from skerry.server.cloudflare.faults import Fault, invalid
+from skerry.server.cloudflare.faults import Fault, invalid, written
 from skerry.server.places import Places
 from skerry.settings import Settings
 
@@ -24,8 +24,12 @@ LONGEST = 40
 def facts_of(exposure: Exposure, settings: Settings, scope: Scope) -> Json:
     places = Places(exposure, settings, scope)
     url = places.url or places.path_url
-    when = exposure.exposed_at.isoformat(timespec="milliseconds").replace("+00:00", "Z")
-    return {"port": exposure.port, "url": url, "hostname": url.split("://", 1)[-1].split("/", 1)[0], "createdAt": when}
+    return {
+        "port": exposure.port,
+        "url": url,
+        "hostname": url.split("://", 1)[-1].split("/", 1)[0],
+        "createdAt": written(exposure.exposed_at),
+    }
 
 
 @dataclass

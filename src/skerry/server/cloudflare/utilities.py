@@ -14,7 +14,7 @@ async def ping(box: Box) -> Answer:
 
 
 async def version(box: Box) -> Answer:
-    return box.done(version=VERSION)
+    return box.done(version=box.runtime.sessions.env.get("SANDBOX_VERSION") or VERSION)
 
 
 async def commands(box: Box) -> Answer:
