@@ -15,7 +15,9 @@ NAMES = {"preview-page": "direct", "preview-websocket": "direct", "terminal": "a
 
 def test_previews_are_measured_beside_the_server_itself(tmp_path: Path) -> None:
     only = [part for name in NAMES for part in ("--only", name)]
-    line = [sys.executable, "-m", "tests.bench", "--quick", *only, "--json", str(tmp_path / "report.json")]
+    # On one core: with several, what counts most in an echo is where the kernel has put the two who talk.
+    pinned = ["taskset", "-c", str(min(os.sched_getaffinity(0))), sys.executable]
+    line = [*pinned, "-m", "tests.bench", "--quick", *only, "--json", str(tmp_path / "report.json")]
     env = {**os.environ, "TMPDIR": str(tmp_path)}
     done = subprocess.run(line, capture_output=True, text=True, timeout=100, check=False, env=env)
     assert done.returncode == 0, done.stderr + done.stdout
@@ -23,7 +25,6 @@ def test_previews_are_measured_beside_the_server_itself(tmp_path: Path) -> None:
     assert {row["name"]: row["rivals"][0]["name"] for row in rows} == NAMES
     for row in rows:
         assert row["skerry"]["n"] == row["rivals"][0]["n"] > 0
-        # What is measured in a blink varies by a little; a detour that is much shorter was not measured at all.
-        assert row["skerry"]["p50"] > 0.7 * row["rivals"][0]["p50"] > 0, "a detour was shorter than the straight way"
+        assert row["skerry"]["p50"] > row["rivals"][0]["p50"] > 0, "a detour was shorter than the straight way"
     assert [path.name for path in tmp_path.iterdir()] == ["report.json"]
     assert not _running(str(tmp_path))

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from skerry.providers.local.turns import NICE
 from skerry.server.privileges import KEPT
 from tests.providers.users import USER, needs_newuidmap, needs_root, place_of, run_as_user
 from tests.servers import Server
@@ -20,7 +21,12 @@ MASK = sum(1 << bit for bit in KEPT.values())
 @pytest.fixture
 def running(tmp_path: Path) -> Iterator[Server]:
     tmp_path.chmod(0o711)
-    server = Server(tmp_path / "home").start()
+    before = os.getpriority(os.PRIO_PROCESS, 0)
+    os.setpriority(os.PRIO_PROCESS, 0, 0)  # the tests themselves may run behind others
+    try:
+        server = Server(tmp_path / "home").start()
+    finally:
+        os.setpriority(os.PRIO_PROCESS, 0, before)
     yield server
     server.stop()
 
@@ -52,6 +58,33 @@ def test_no_thread_of_the_server_and_nothing_it_starts_has_more_than_it_needs(ru
     assert len(states(running.process.pid)) > 1
     # A user namespace begins with a set of its own.
     assert "CapBnd:\t00000000800405fb" in inside
+
+
+@needs_root
+def test_the_event_loop_comes_first_and_nothing_else_with_it(running: Server) -> None:
+    with running.client() as client:
+        said = client.post("/v1/sandboxes/demo/exec", json={"command": "nice"}).json()["stdout"]
+    assert said == "0\n"
+    pid = running.process.pid
+    places = {thread: os.getpriority(os.PRIO_PROCESS, int(thread)) for thread in os.listdir(f"/proc/{pid}/task")}
+    assert places.pop(str(pid)) == NICE
+    assert set(places.values()) == {0}
+    assert {os.getpriority(os.PRIO_PROCESS, process) for process in running.family()} == {0}
+
+
+@needs_root
+def test_a_server_keeps_the_place_it_was_given(tmp_path: Path) -> None:
+    tmp_path.chmod(0o711)
+    before = os.getpriority(os.PRIO_PROCESS, 0)
+    os.setpriority(os.PRIO_PROCESS, 0, 5)
+    try:
+        server = Server(tmp_path / "home").start()
+    finally:
+        os.setpriority(os.PRIO_PROCESS, 0, before)
+    try:
+        assert {os.getpriority(os.PRIO_PROCESS, process) for process in (server.process.pid, *server.family())} == {5}
+    finally:
+        server.stop()
 
 
 def _uid(pid: int) -> int:

@@ -17,8 +17,10 @@ PIPE_BYTES = 1 << 20
 MOST_LARGE = 64
 """Pipes of that size at once; the next ones are as the kernel makes them, and slower."""
 EVERYTHING = 1 << 62
-BULK_AFTER = 4
-"""So many full reads in a row, and the rest is moved by the kernel without passing through this process."""
+BULK_AFTER = 256 * 1024
+"""So many bytes in large reads, and the rest is moved by the kernel without passing through this process."""
+BULK_READ = 16 * 1024
+"""What a large read is. Full ones need not ever come: who reads as fast as the host writes finds a little each time."""
 _FLAGS = os.SPLICE_F_MOVE | os.SPLICE_F_NONBLOCK
 
 Count = Callable[[int], None]
@@ -78,15 +80,15 @@ async def splice(
     """One direction, between sockets: to the end, or ``size`` bytes, of which none may be missing."""
     loop = asyncio.get_running_loop()
     left = size if size is not None else EVERYTHING
-    full = since = 0
-    while left and full < BULK_AFTER:
+    much = since = 0
+    while left and much < BULK_AFTER:
         if since >= LARGE:
             since = 0
             await turn()
         data = await loop.sock_recv(source, min(CHUNK, left))
         if not data:
             break
-        full = full + 1 if len(data) == CHUNK else 0
+        much = much + len(data) if len(data) >= BULK_READ else 0
         watch.stir()
         await loop.sock_sendall(target, data)
         count(len(data))

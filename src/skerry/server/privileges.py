@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import os
 import resource
+from collections.abc import Collection, Mapping
 
 from skerry.providers.local.idmap import IdMap
 
@@ -29,6 +30,9 @@ KEPT = {
     "CAP_SETFCAP": 31,
 }
 """What making, entering, copying and ending sandboxes takes. ``docs/security.md`` says what each is for."""
+NETWORK = {"CAP_NET_ADMIN": 12, "CAP_NET_RAW": 13}
+"""What it takes, besides, to lead the programs in a container to the door: its network is not below a user namespace
+that could be entered for it, as the others' are."""
 
 _PR_CAPBSET_DROP, _PR_SET_NO_NEW_PRIVS = 24, 38
 _PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL = 47, 4
@@ -37,7 +41,7 @@ _CAPABILITY_VERSION = 0x20080522
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-def give_up() -> None:
+def give_up(providers: Collection[str] = ("local",)) -> None:
     """To be called while the process has one thread: each thread has capabilities of its own, and passes them on.
 
     Where the kernel refuses, as in a container that has less to give, the process keeps what it was given there.
@@ -46,23 +50,23 @@ def give_up() -> None:
     if resource.getrlimit(resource.RLIMIT_CORE)[1] != 0:
         resource.setrlimit(resource.RLIMIT_CORE, (1, 1))
     if os.geteuid() == 0:
-        _drop_capabilities()
+        _drop_capabilities({**KEPT, **NETWORK} if "docker" in providers else KEPT)
     elif IdMap.detect().kind == "subids":
         return  # newuidmap, which gives sandboxes their ids, is a setuid program
     _libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
 
 
-def _drop_capabilities() -> None:
+def _drop_capabilities(kept: Mapping[str, int]) -> None:
     _libc.prctl(_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0)
     for capability in range(64):
-        if capability not in KEPT.values():
+        if capability not in kept.values():
             _libc.prctl(_PR_CAPBSET_DROP, capability, 0, 0, 0)
     header = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION, 0)
     # Effective, permitted and inheritable, of the capabilities up to 31 and then of those above.
     held = (ctypes.c_uint32 * 6)()
     if _libc.capget(header, held) != 0:
         return
-    low = sum(1 << capability for capability in KEPT.values())
+    low = sum(1 << capability for capability in kept.values())
     for place, mask in enumerate((low, low, 0, 0, 0, 0)):
         held[place] &= mask
     _libc.capset(header, held)
