@@ -25,13 +25,14 @@ check: install-dev ## Style, types and freshness of generated code only
 	$(BIN)/mypy
 	cd src/skerry/runtime/interpreter/inside/python && \
 	$(abspath $(BIN))/mypy --config-file $(CURDIR)/pyproject.toml --explicit-package-bases .
+	cd src/skerry/agents/inside && MYPYPATH=../opencode \
+	$(abspath $(BIN))/mypy --config-file $(CURDIR)/pyproject.toml --explicit-package-bases .
 	$(BIN)/python scripts/generate_sync.py --check
 	$(BIN)/python scripts/lock.py --check
 
-soak: install-dev ## The long runs: the sync client, random kills and layers at full count, 1,000 cycles, a minute of everything at once
-	$(BIN)/pytest -q tests/client/_sync
+soak: install-dev ## The long runs: random kills and layers at full count, 1,000 cycles, a minute of everything at once
 	SKERRY_SOAK=1 $(BIN)/pytest -q tests/test_faults.py tests/test_layer_faults.py tests/control/test_layers_model.py \
-		tests/server/preview/test_storm.py
+		tests/server/preview/test_storm.py tests/server/test_schemathesis.py
 
 bench: install-dev ## Each hot path with p50 and p95, beside its rivals
 	$(BIN)/python -m tests.bench

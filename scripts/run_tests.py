@@ -1,7 +1,8 @@
 """All tests, as a few runs of pytest beside each other: most of them wait more than they work.
 
-What failed beside the others is run by itself, where it must pass three times in a row. What came through that way
-is named at the end: it is a test, or a part of Skerry, that minds what else the machine does.
+Each run takes one file after the other of those that are left (tests/shared.py), so that they end together. What failed
+beside the others is run by itself, where it must pass three times in a row. What came through that way is named at the
+end: it is a test, or a part of Skerry, that minds what else the machine does.
 """
 
 from __future__ import annotations
@@ -16,34 +17,23 @@ from pathlib import Path
 from typing import IO
 
 ROOT = Path(__file__).parent.parent
-PARTS = [
-    ["bench", "browser", "cli", "client", "portal", "runtime", "test_documentation.py", "test_examples.py"],
-    ["control", "conformance", "egress", "storage", "test_acceptance.py", "test_escape.py"],
-]
-"""What each run has; the last has all the rest."""
-LEFT_TO_SOAK = ["client/_sync"]
-"""Generated from those of the async client. The command line and the documents' examples use the sync one as well."""
+RUNS = 3
 AGAIN_AT_MOST = 20
 IN_A_ROW = 3
 _TESTS_FAILED = 1
 
 
-class Part:
-    def __init__(self, scratch: Path, name: str, chosen: list[str]) -> None:
-        self._place = scratch / name
+class Run:
+    def __init__(self, scratch: Path, number: int) -> None:
+        self._taken = scratch / "taken"
+        self._taken.mkdir(exist_ok=True)
+        self._place = scratch / f"run{number}"
         self._place.mkdir(mode=0o755)
-        self._chosen = chosen
+        self.log = scratch / f"run{number}.log"
 
-    def start(self, *more: str, chosen: bool = True, output: IO[bytes] | None = None) -> subprocess.Popen[bytes]:
-        # Not --basetemp: with that pytest keeps the directories of tests that passed, and each may hold a gigabyte.
-        options = ["-q", "-o", f"cache_dir={self._place}/.cache", *more, *sys.argv[1:]]
-        return subprocess.Popen(
-            [sys.executable, "-m", "pytest", *options, *(self._chosen if chosen else ())],
-            cwd=ROOT,
-            env={**os.environ, "PYTEST_DEBUG_TEMPROOT": str(self._place)},
-            stdout=output,
-            stderr=None if output is None else subprocess.STDOUT,
-        )
+    def start(self, output: IO[bytes] | None = None) -> subprocess.Popen[bytes]:
+        """Beside the others, with which it shares the tests."""
+        return self._pytest("tests", output=output, TESTS_TAKEN=str(self._taken))
 
     def failed(self) -> list[str]:
         record = self._place / ".cache" / "v" / "cache" / "lastfailed"
@@ -51,24 +41,33 @@ class Part:
 
     def again(self, names: list[str]) -> bool:
         """Whether all of them pass, each time; the first failure decides."""
-        return all(self.start(*names, chosen=False).wait() == 0 for _ in range(IN_A_ROW))
+        return all(self._pytest(*names).wait() == 0 for _ in range(IN_A_ROW))
+
+    def _pytest(self, *more: str, output: IO[bytes] | None = None, **environment: str) -> subprocess.Popen[bytes]:
+        # Not --basetemp: with that pytest keeps the directories of tests that passed, and each may hold a gigabyte.
+        options = ["-q", "-o", f"cache_dir={self._place}/.cache", *sys.argv[1:]]
+        return subprocess.Popen(
+            [sys.executable, "-m", "pytest", *options, *more],
+            cwd=ROOT,
+            # What pytest makes of the tests' files is written down, also where Python is told not to do that.
+            env={**os.environ, "PYTHONDONTWRITEBYTECODE": "", "PYTEST_DEBUG_TEMPROOT": str(self._place), **environment},
+            stdout=output,
+            stderr=None if output is None else subprocess.STDOUT,
+        )
 
 
 def main() -> int:
-    chosen = [[f"tests/{name}" for name in names] for names in PARTS]
-    chosen.append(["tests", *(f"--ignore={path}" for paths in chosen for path in paths)])
-    chosen[0] += [f"--ignore=tests/{name}" for name in LEFT_TO_SOAK]
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="skerry-run-", ignore_cleanup_errors=True) as scratch:
         Path(scratch).chmod(0o755)
-        parts = [Part(Path(scratch), f"part{number}", paths) for number, paths in enumerate(chosen, 1)]
-        codes = _beside_each_other(parts, Path(scratch))
-        failed = [part.failed() for part in parts]
+        runs = [Run(Path(scratch), number) for number in range(1, RUNS + 1)]
+        codes = _beside_each_other(runs)
+        failed = [run.failed() for run in runs]
         names = [name for some in failed for name in some]
         known = all(code == (_TESTS_FAILED if some else 0) for code, some in zip(codes, failed, strict=True))
         if known and 0 < len(names) <= AGAIN_AT_MOST:
             print(f"Failed, and now run {IN_A_ROW} times by themselves:", *names, sep="\n  ", flush=True)
-            again = [part.again(some) for part, some in zip(parts, failed, strict=True) if some]
+            again = [run.again(some) for run, some in zip(runs, failed, strict=True) if some]
             codes = [0 if all(again) else _TESTS_FAILED]
     print(f"All of it took {time.monotonic() - began:.0f} s.")
     if any(codes):
@@ -79,26 +78,25 @@ def main() -> int:
     return 0
 
 
-def _beside_each_other(parts: list[Part], scratch: Path) -> list[int]:
+def _beside_each_other(runs: list[Run]) -> list[int]:
     """The first is seen at once, the others when they are done."""
     began = time.monotonic()
-    logs = [scratch / f"part{number}.log" for number in range(2, len(parts) + 1)]
-    runs = [parts[0].start()]
+    processes = [runs[0].start()]
     codes: list[int] = []
     try:
-        for part, log in zip(parts[1:], logs, strict=True):
-            with log.open("wb") as output:
-                runs.append(part.start(output=output))
-        for number, run in enumerate(runs, 1):
-            codes.append(run.wait())
+        for run in runs[1:]:
+            with run.log.open("wb") as output:
+                processes.append(run.start(output))
+        for number, (run, process) in enumerate(zip(runs, processes, strict=True), 1):
+            codes.append(process.wait())
             if number > 1:
-                sys.stdout.write(logs[number - 2].read_text(errors="replace"))
-            print(f"Part {number} of {len(parts)} took {time.monotonic() - began:.0f} s at most.", flush=True)
+                sys.stdout.write(run.log.read_text(errors="replace"))
+            print(f"Run {number} of {len(runs)} took {time.monotonic() - began:.0f} s at most.", flush=True)
     finally:
-        for run in runs:
-            if run.poll() is None:
-                run.terminate()
-                run.wait()
+        for process in processes:
+            if process.poll() is None:
+                process.terminate()
+                process.wait()
     return codes
 
 

@@ -61,6 +61,9 @@ if [ ! -e "$stamp" ] || [ pyproject.toml -nt "$stamp" ]; then
     touch "$stamp"
 fi
 
+# Once, rather than with every start where Python may not write what it compiled (PYTHONDONTWRITEBYTECODE).
+"$venv/bin/python" -m compileall -q src
+
 # As root, sandboxes' files are on btrfs, which makes snapshots instant; without it they are copies.
 if [ "$(id -u)" = 0 ] && [ "$kind" = user ]; then
     (PATH="$PATH:/usr/sbin:/sbin" && apt_install mkfs.btrfs=btrfs-progs) || true
@@ -70,6 +73,15 @@ if [ "$kind" = dev ]; then
     apt_install pgrep=procps ip=iproute2 iptables=iptables curl=curl git=git mmdebstrap=mmdebstrap newuidmap=uidmap \
         tmux=tmux setpriv=util-linux zstd=zstd \
         mkfs.btrfs=btrfs-progs mkfs.ext4=e2fsprogs ss=iproute2 top=procps script=bsdutils chromium=chromium wrk=wrk \
-        vim=vim less=less rclone=rclone g++=g++ gdb=gdb strace=strace mksquashfs=squashfs-tools openssl=openssl
+        vim=vim less=less rclone=rclone g++=g++ gdb=gdb strace=strace mksquashfs=squashfs-tools openssl=openssl \
+        dockerd=docker.io
     apt_extract promtool prometheus
+    # The agents that tests drive, once for this machine; which versions, is in toolboxes.py.
+    stamp="$venv/.skerry-toolboxes"
+    if [ ! -e "$stamp" ] || [ src/skerry/providers/toolboxes.py -nt "$stamp" ]; then
+        for toolbox in opencode opencode-plugin claude-code; do
+            "$venv/bin/skerry" toolbox install "$toolbox" >/dev/null
+        done
+        touch "$stamp"
+    fi
 fi

@@ -6,12 +6,13 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import httpx
+
+from tests import warm
 
 _PROGRAM = """
 import json
@@ -32,8 +33,8 @@ class Server:
         self.url = ""
 
     def start(self) -> Server:
-        argv = [sys.executable, "-c", _PROGRAM, str(self.home), json.dumps(self.settings)]
-        self.process = subprocess.Popen(argv, stdout=subprocess.PIPE, text=True)
+        options = json.dumps(self.settings)
+        self.process = warm.Popen(_PROGRAM, str(self.home), options, stdout=subprocess.PIPE, text=True)
         assert self.process.stdout is not None
         self.url = self.process.stdout.readline().strip()
         assert self.url.startswith("http"), f"the server did not start: exit code {self.process.wait(timeout=30)}"

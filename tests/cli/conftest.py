@@ -9,6 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from tests import warm
+
+RUN = "import sys; sys.argv[0] = 'skerry'; from skerry.cli.main import main; main()"
 Skerry = Callable[..., "subprocess.CompletedProcess[bytes]"]
 
 
@@ -26,15 +29,9 @@ def program() -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def skerry(environment: dict[str, str], program: list[str]) -> Skerry:
+def skerry(environment: dict[str, str]) -> Skerry:
     def skerry(*arguments: str | Path, stdin: bytes | None = None) -> subprocess.CompletedProcess[bytes]:
-        return subprocess.run(
-            [*program, *map(str, arguments)],
-            capture_output=True,
-            env=environment,
-            timeout=100,
-            check=False,
-            **({"stdin": subprocess.DEVNULL} if stdin is None else {"input": stdin}),  # type: ignore[call-overload]
-        )
+        line = map(str, arguments)
+        return warm.run(RUN, *line, input=stdin, env=environment, timeout=100)
 
     return skerry

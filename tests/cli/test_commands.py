@@ -2,13 +2,19 @@ from __future__ import annotations
 
 import json
 import os
+import pkgutil
 import pty
 import signal
 import subprocess
+from importlib import import_module
 from pathlib import Path
 
 import pytest
+import typer
+from typer.main import get_group
 
+import skerry.cli
+from skerry.cli.main import COMMANDS
 from tests.cli.conftest import Skerry
 
 
@@ -213,3 +219,18 @@ def test_a_shell_reads_a_script_from_a_pipe(skerry: Skerry) -> None:
     assert done.returncode == 3
     assert b"42" in done.stdout
     assert skerry("rm", "piped").returncode == 0
+
+
+def test_every_command_is_found_in_the_module_that_has_it() -> None:
+    modules = {found.name for found in pkgutil.iter_modules(skerry.cli.__path__)}
+    having = {name for name in modules if hasattr(import_module(f"skerry.cli.{name}"), "register")}
+    assert set(COMMANDS) == having
+    for module, names in COMMANDS.items():
+        part = typer.Typer()
+        import_module(f"skerry.cli.{module}").register(part)
+        part.callback()(lambda: None)
+        assert set(get_group(part).commands) == set(names)
+
+
+def test_the_version_is_an_option_as_well(skerry: Skerry) -> None:
+    assert skerry("--version").stdout == skerry("version").stdout

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from skerry.models import ExecResult
-from skerry.providers.local import packages
+from skerry.providers.local import cached, packages
 from skerry.providers.local.packages import closure, collect
 from skerry.providers.local.toolbox import executors_directory
 
@@ -79,7 +79,7 @@ def test_packages_are_collected_once_and_old_ones_go_when_nobody_uses_them(
     assert not list(first.directory.glob("pandas/tests"))
     again.close()
     monkeypatch.setattr(packages, "LAYOUT", "another")
-    long_ago = time.time() - 2 * packages.UNUSED
+    long_ago = time.time() - 2 * cached.UNUSED
     os.utime(f"{first.directory}.lock", (long_ago, long_ago))
     second = collect(tmp_path, executors_directory())
     assert second is not None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import httpx
 import pytest
 import schemathesis
@@ -37,7 +39,7 @@ ENDLESS = ["/v1/sandboxes/{id}/watch", "/v1/sandboxes/{id}/events/stream"]
 # Left random, most of these would only ever be answered with 404.
 KNOWN = {"id": "fuzz", "sid": "fuzz", "pid": "fuzz", "cid": "fuzz"}
 # The first key would close the server that all other tests share.
-ACCOUNTS = "^/v1/(keys|owners|users|auth)"
+ACCOUNTS = "^/(v1/(keys|owners|users|auth)|api/auth)"
 LIFE = ("/v1/sandboxes/{id}", "/v1/sandboxes/{id}/destroy")
 
 
@@ -55,7 +57,7 @@ schema = schemathesis.openapi.from_dict(create_app(object(), Settings()).openapi
 
 
 sparing = settings(
-    max_examples=8,
+    max_examples=8 if os.environ.get("SKERRY_SOAK") else 4,
     derandomize=True,
     database=None,
     deadline=None,
@@ -71,6 +73,11 @@ def test_every_answer_is_one_that_is_described(case: schemathesis.Case, server: 
         case.path_parameters.update({name: value for name, value in KNOWN.items() if name in case.path_parameters})
     if isinstance(case.body, dict) and case.path.endswith(("/wait", "/clone", "/clone/stream")):
         case.body["timeout"] = 200
+    if case.path.startswith(("/api/v2/agents/", "/v1/worker")) and isinstance(case.body, dict):
+        # What would be valid would start real agents, which have nobody to ask: what is refused is what is looked at.
+        for work in (case.body, *(case.body.get(kind) for kind in ("task", "team"))):
+            if isinstance(work, dict):
+                work["agent"] = "nobody"
     if case.path.endswith("/ports/{port}/wait") and not isinstance(case.body, dict):
         case.body = {"timeout": 200}
     case.call_and_validate(server.url, checks=CHECKED, timeout=30)

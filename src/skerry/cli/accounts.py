@@ -5,7 +5,6 @@ Without a server's URL these work on the home itself, so that the first key and 
 
 from __future__ import annotations
 
-import asyncio
 import os
 import sys
 from collections.abc import Awaitable, Callable
@@ -47,6 +46,8 @@ def _remote(context: typer.Context) -> bool:
 
 def _on_home(context: typer.Context, work: Callable[[Store, Settings], Awaitable[T]]) -> T:
     """Do something with the store of the home. Servers that run on it know of it within a second."""
+    import asyncio
+
     from skerry.control.store import Store
     from skerry.settings import Settings
 

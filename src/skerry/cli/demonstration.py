@@ -10,7 +10,6 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeVar
 
 import typer
-from rich.markup import escape
 
 from skerry.cli.context import target_of
 
@@ -41,6 +40,7 @@ def register(app: typer.Typer) -> None:
 def demo(context: typer.Context) -> None:
     """Show in a few seconds what a sandbox does."""
     from rich.console import Console
+    from rich.markup import escape
 
     console = Console(highlight=False)
 

@@ -5,39 +5,63 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from importlib import import_module
 from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
+from typer.main import get_group
 
-from skerry.cli import (
-    accounts,
-    backups,
-    bootstrap,
-    code,
-    commands,
-    demonstration,
-    egress,
-    images,
-    limits,
-    mounts,
-    ports,
-    processes,
-    record,
-    sandboxes,
-    server,
-    sleep,
-    snapshots,
-    terminal,
-    transfers,
-    workspaces,
-)
+from skerry import __version__
 from skerry.cli.context import Target
+
+COMMANDS = {
+    "commands": ("run", "exec"),
+    "terminal": ("shell", "attach"),
+    "code": ("code", "context"),
+    "tasks": ("task", "team", "tasks", "schedule"),
+    "sandboxes": ("create", "ls", "info", "start", "stop", "rm"),
+    "sleep": ("sleep", "wake", "touch", "update", "events"),
+    "limits": ("stats",),
+    "egress": ("egress",),
+    "processes": ("ps", "logs"),
+    "ports": ("expose", "unexpose", "ports", "open", "forward"),
+    "mounts": ("mount", "unmount", "mounts"),
+    "bootstrap": ("bootstrap",),
+    "transfers": ("cp",),
+    "snapshots": ("snapshot", "snapshots", "fork", "rollback", "diff"),
+    "images": ("image",),
+    "toolboxes": ("toolbox",),
+    "backups": ("backup", "restore", "backups", "buckets"),
+    "workspaces": ("sync", "workspaces"),
+    "accounts": ("keys", "users", "owners", "usage"),
+    "record": ("audit", "webhooks"),
+    "server": ("serve", "doctor", "version"),
+    "demonstration": ("demo",),
+}
+"""Which module has which commands. It is imported when one of them is wanted."""
+MODULES = {command: module for module, commands in COMMANDS.items() for command in commands}
 
 # Typer brings its own copy of click in some versions; this is UsageError in all of them.
 UsageError: Any = typer.BadParameter.__base__
 
+
+class Commands(TyperGroup):
+    def list_commands(self, ctx: Any) -> list[str]:
+        return list(MODULES)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        module = MODULES.get(cmd_name)
+        if module is not None and cmd_name not in self.commands:
+            part = typer.Typer(rich_markup_mode=None)
+            import_module(f"skerry.cli.{module}").register(part)
+            self.commands.update(get_group(part).commands)
+        return self.commands.get(cmd_name)
+
+
 app = typer.Typer(
     name="skerry",
+    cls=Commands,
     help="A Linux machine of its own for every AI agent.",
     epilog="Start with `skerry demo`, or `skerry run -- python3 -c 'print(6 * 7)'`. No server is needed.",
     no_args_is_help=True,
@@ -47,6 +71,12 @@ app = typer.Typer(
 )
 
 
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        print(f"skerry {__version__}")
+        raise typer.Exit
+
+
 @app.callback()
 def target(
     context: typer.Context,
@@ -54,33 +84,11 @@ def target(
     api_key: Annotated[str | None, typer.Option(help="Its API key [env: SKERRY_API_KEY].")] = None,
     home: Annotated[str | None, typer.Option(help="Where sandboxes are kept without one [env: SKERRY_HOME].")] = None,
     act_as: Annotated[str | None, typer.Option(help="As an admin: on behalf of this owner.")] = None,
+    version: Annotated[
+        bool, typer.Option("--version", is_eager=True, callback=_show_version, help="Print the version.")
+    ] = False,
 ) -> None:
     context.obj = Target(url, api_key, home, act_as)
-
-
-for module in (
-    commands,
-    terminal,
-    code,
-    sandboxes,
-    sleep,
-    limits,
-    egress,
-    processes,
-    ports,
-    mounts,
-    bootstrap,
-    transfers,
-    snapshots,
-    images,
-    backups,
-    workspaces,
-    accounts,
-    record,
-    server,
-    demonstration,
-):
-    module.register(app)
 
 
 def complain(message: str, hint: str | None = None) -> None:

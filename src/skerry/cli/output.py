@@ -9,7 +9,6 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from pydantic import BaseModel
 
 if TYPE_CHECKING:
     from skerry import SandboxInfo
@@ -44,11 +43,9 @@ def print_json(value: Any) -> None:
 
 
 def _plain(value: Any) -> Any:
-    if isinstance(value, BaseModel):
-        return value.model_dump(mode="json", by_alias=True)
     if isinstance(value, list | tuple):
         return [_plain(one) for one in value]
-    return value
+    return value.model_dump(mode="json", by_alias=True) if hasattr(value, "model_dump") else value
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import sys
-import webbrowser
 from contextlib import AsyncExitStack
 from functools import partial
 from typing import TYPE_CHECKING, Annotated
@@ -83,6 +81,8 @@ def open_preview(
         print(exposed.note, file=sys.stderr)
     print(url)
     if not print_only and sys.stdout.isatty() and _has_browser() and url.startswith("http"):
+        import webbrowser
+
         webbrowser.open(url)
 
 
@@ -99,6 +99,8 @@ def forward(
     address: Annotated[str, typer.Option(help="The address of this machine to listen on.")] = "127.0.0.1",
 ) -> None:
     """Join ports of this machine and of a sandbox by TCP, until Ctrl-C."""
+    import asyncio
+
     there = [_pair(text, 0) for text in pairs or ()]
     back = [_pair(text, 1) for text in reverse or ()]
     if not there and not back:
@@ -108,6 +110,8 @@ def forward(
 
 
 async def _forward(sandbox: AsyncSandbox, there: list[Pair], back: list[Pair], address: str) -> None:
+    import asyncio
+
     from skerry.client.forwarding import Forward, reverse
 
     told: set[str] = set()
@@ -161,6 +165,8 @@ def _has_browser() -> bool:
     """Whether there is one with a window; a text browser would take the terminal over."""
     if sys.platform != "darwin" and not (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")):
         return bool(os.environ.get("BROWSER"))
+    import webbrowser
+
     try:
         webbrowser.get()
     except webbrowser.Error:

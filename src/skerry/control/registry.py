@@ -29,7 +29,7 @@ from skerry.control.inquiry import made
 from skerry.control.ledger import Ledger
 from skerry.control.limits import SandboxLimits
 from skerry.control.meter import Meter
-from skerry.control.metrics import Metrics
+from skerry.control.metrics import THRESHOLDS, Metrics
 from skerry.control.mounts import Mounts
 from skerry.control.owner import Attendants, Owner, describe
 from skerry.control.pool import Pool
@@ -50,6 +50,7 @@ from skerry.errors import (
     SandboxBusyError,
     SandboxExistsError,
     SandboxNotFoundError,
+    UnsupportedError,
 )
 from skerry.limits import host_memory
 from skerry.models import (
@@ -90,6 +91,7 @@ CLOSING_GRACE = 2.0
 """Seconds that processes have at most when the server closes."""
 UNSETTLED = (State.ACTIVE, State.STARTING, State.FROZEN, State.DESTROYED)
 """States in which only a running server leaves a sandbox."""
+SLOW, _ = THRESHOLDS["sandbox.message_latency"]
 QUIET_AFTER = 60.0
 """A connection on which nothing moved for so many seconds no longer keeps a sandbox awake."""
 
@@ -140,7 +142,13 @@ class Registry:
         self.backups = SandboxBackups(settings, provider, self.history, self.metrics, self.get)
         self.workspaces = Workspaces(settings, store, self.history, self.metrics, self.get)
         self.mounts = Mounts(
-            store, settings, change=self._change, get=self.get, peek=self._owners.get, can=provider.capabilities
+            store,
+            settings,
+            change=self._change,
+            get=self.get,
+            peek=self._owners.get,
+            can=provider.capabilities,
+            closed=self._closed,
         )
         self.bootstraps = Bootstraps(self.mounts, self.history)
         self.snapshots = Snapshots(
@@ -157,6 +165,10 @@ class Registry:
         self.shipments = Shipments(provider, self.backups, self.history, lambda: self._node, settings.ship_to)
         self.collector = Collector(store, settings, self.allowances, self._owners.values, lambda: self._node)
         self.accounts = store.accounts
+        self.tasks = store.tasks
+        self.schedules = store.schedules
+        self.workers = store.workers
+        self.sessions = store.sessions
         self._guarded = guarded
         self._attendants = Attendants(
             admit=self.allowances.admit,
@@ -177,6 +189,18 @@ class Registry:
         """Others may come from now on: what sandboxes may reach for want of a policy of their own is less."""
         for owner in self._owners.values():
             owner.renew_egress()
+
+    @property
+    def node(self) -> str:
+        """This server's name in a store that several share."""
+        return self._node
+
+    def seal(self, text: str, purpose: str) -> str:
+        """So that it can be kept in the store; only a server of the same home opens it."""
+        return self._egress.seal(text, purpose)
+
+    def unseal(self, sealed: str, purpose: str) -> str:
+        return self._egress.unseal(sealed, purpose)
 
     # -- opening and closing -------------------------------------------------------------------------------------------
 
@@ -271,16 +295,46 @@ class Registry:
     async def create(self, request: CreateSandbox) -> SandboxInfo:
         id = own_id(request.id or f"sandbox-{int(time.time())}-{secrets.token_hex(4)}")
         check_env(request.env)
+        for toolbox in request.toolboxes:
+            await self._require_toolbox(toolbox)
         if request.snapshot is not None:
-            return await self.snapshots.create_sandbox(self._row(id, request), request)
+            async with self._placed(id, request.provider):
+                return await self.snapshots.create_sandbox(self._row(id, request), request)
         async with self._lock(id):
             if id in self._owners or await self._store.get_sandbox(id) is not None:
                 raise SandboxExistsError(
                     f"Sandbox {id!r} already exists.", hint="Use it, destroy it first, or choose another id."
                 )
-            await self.provider.require_image(request.image)
-            owner = await self._insert(id, request)
+            async with self._placed(id, request.provider):
+                await self.provider.require_image(request.image)
+                owner = await self._insert(id, request)
         return owner.info()
+
+    @contextlib.asynccontextmanager
+    async def _placed(self, id: str, provider: str | None) -> AsyncIterator[None]:
+        """Where a new sandbox is to live, unless making it fails."""
+        if provider is None:
+            yield
+            return
+        taken = id in self._owners or await self._store.get_sandbox(id) is not None
+        if not taken:
+            await self.provider.place(id, provider)
+        try:
+            yield
+        except BaseException:
+            if not taken and await self._store.get_sandbox(id) is None:
+                await self.provider.forget(id)
+            raise
+
+    def check(self, request: CreateSandbox) -> None:
+        """Raises for what could not be made, and makes nothing."""
+        check_env(request.env)
+        self._egress.kept(request)
+
+    async def _require_toolbox(self, name: str) -> None:
+        if not self.provider.capabilities().toolboxes:
+            raise UnsupportedError("The sandboxes of this server's provider cannot be shown programs of the host.")
+        await self.provider.require_toolbox(name)
 
     async def get(self, id: str) -> SandboxInfo:
         id = normalise_id(id)
@@ -520,14 +574,19 @@ class Registry:
             runtime = owner.enter()
             if runtime is not None:
                 break
-            async with owner.life:
-                if not owner.gone:
-                    await _wholly(owner.start())
-                    runtime = owner.enter()
-                    if runtime is not None:
-                        break
-            self._dismiss(owner)
-        self.metrics.message_latency.observe(time.perf_counter() - began)
+            try:
+                async with owner.life:
+                    if not owner.gone:
+                        await _wholly(owner.start())
+                        runtime = owner.enter()
+                        if runtime is not None:
+                            break
+            finally:
+                self._dismiss(owner)
+        waited = time.perf_counter() - began
+        self.metrics.message_latency.observe(waited)
+        if waited > SLOW:
+            owner.alert("sandbox.message_latency", waited)
         try:
             yield runtime
         finally:
@@ -614,12 +673,14 @@ class Registry:
         id = normalise_id(id)
         while True:
             owner = self._owners.get(id) or await self._find(id, make=make)
-            async with owner.life:
-                if not owner.gone:
-                    await _wholly(change(owner))
-                    await self._ledger.flush()  # what was asked for and answered is on record
-                    return owner.info()
-            self._dismiss(owner)
+            try:
+                async with owner.life:
+                    if not owner.gone:
+                        await _wholly(change(owner))
+                        await self._ledger.flush()  # what was asked for and answered is on record
+                        return owner.info()
+            finally:
+                self._dismiss(owner)
 
     async def _find(self, id: str, *, make: bool) -> Owner:
         async with self._lock(id):
@@ -723,6 +784,7 @@ class Registry:
             owner=who.owner,
             egress=egress,
             secrets=secrets,
+            toolboxes=list(dict.fromkeys(request.toolboxes)),
         )
 
     def _adopt(self, row: SandboxRow) -> Owner:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, fields
 from datetime import datetime, timedelta
 from typing import Any
 
-from sqlalchemy import ColumnElement, Executable, Row, delete, func, insert, or_, select, update
+from sqlalchemy import ColumnElement, Executable, Exists, Row, delete, func, insert, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from skerry.control.identity import mark_in, mark_of
@@ -26,6 +26,7 @@ _NAMES = {
     "synced": "workspace.synced",
     "sync_failed": "workspace.error",
     "session_created": "session.created",
+    "session_message": "session.message",
 }
 
 
@@ -122,8 +123,9 @@ class WebhookRows:
     async def delete(self, id: str) -> bool:
         return bool(await self._write(delete(webhooks).where(webhooks.c.id == id).returning(webhooks.c.id)))
 
-    async def any(self) -> bool:
-        return bool(await self._read(select(webhooks.c.id).where(webhooks.c.enabled).limit(1)))
+    def enabled(self) -> Exists:
+        """Whether there is any, as a part of a statement."""
+        return select(webhooks.c.id).where(webhooks.c.enabled).exists()
 
     # -- deliveries ----------------------------------------------------------------------------------------------------
 
@@ -172,11 +174,12 @@ class WebhookRows:
             .subquery()
         )
         chosen = select(ready.c.number).where(ready.c.place <= each).order_by(ready.c.place).limit(limit)
-        # Asked again in the update itself: another server may have chosen the same at the same moment.
+        # Asked again in the update itself: another server may have chosen the same at the same moment, and even tried.
         free = or_(deliveries.c.leased_until.is_(None), deliveries.c.leased_until < at)
+        due = (deliveries.c.state == "pending", deliveries.c.next_at <= at)
         statement = (
             update(deliveries)
-            .where(deliveries.c.number.in_(chosen), deliveries.c.state == "pending", free)
+            .where(deliveries.c.number.in_(chosen), *due, free)
             .values(leased_by=leased_by, leased_until=at + timedelta(seconds=lease))
             .returning(*_DUE)
         )

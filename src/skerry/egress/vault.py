@@ -5,13 +5,16 @@ from __future__ import annotations
 import base64
 import os
 import secrets
+from functools import cached_property
 from pathlib import Path
-
-from cryptography.exceptions import InvalidTag
-from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+from typing import TYPE_CHECKING
 
 from skerry.egress.secret import SecretUnavailable
 
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+_KEY = 32
 _NONCE = 12
 
 
@@ -19,7 +22,13 @@ class Vault:
     def __init__(self, home: Path) -> None:
         directory = home / "authority"
         directory.mkdir(mode=0o700, exist_ok=True)
-        self._cipher = AESGCM(_key(directory / "vault.key"))
+        self._key = _key(directory / "vault.key")
+
+    @cached_property
+    def _cipher(self) -> AESGCM:
+        from cryptography.hazmat.primitives.ciphers.aead import AESGCM  # takes long to import, and many keep nothing
+
+        return AESGCM(self._key)
 
     def seal(self, text: str, purpose: str) -> str:
         """Only to be opened for the same purpose: a value cannot be moved to another host."""
@@ -27,6 +36,8 @@ class Vault:
         return base64.b64encode(nonce + self._cipher.encrypt(nonce, text.encode(), purpose.encode())).decode()
 
     def open(self, sealed: str, purpose: str) -> str:
+        from cryptography.exceptions import InvalidTag
+
         data = base64.b64decode(sealed)
         try:
             return self._cipher.decrypt(data[:_NONCE], data[_NONCE:], purpose.encode()).decode()
@@ -41,7 +52,7 @@ def _key(path: Path) -> bytes:
         fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
             with os.fdopen(fd, "wb") as file:
-                file.write(AESGCM.generate_key(256))
+                file.write(secrets.token_bytes(_KEY))
             try:
                 path.hardlink_to(temporary)
             except FileExistsError:

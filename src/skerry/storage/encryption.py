@@ -14,11 +14,6 @@ import secrets
 import stat
 from pathlib import Path
 
-from cryptography.exceptions import InvalidTag
-from cryptography.hazmat.primitives.ciphers.aead import AESGCM
-from cryptography.hazmat.primitives.hashes import SHA256
-from cryptography.hazmat.primitives.kdf.hkdf import HKDF
-
 from skerry.errors import BackupDamagedError, BackupKeyError, BucketSettingsError
 
 SIZE = 32
@@ -35,6 +30,10 @@ class Key:
         return "<Key>"
 
     def derive(self, salt: bytes, use: str) -> bytes:
+        # It takes long to import, and many servers have no key.
+        from cryptography.hazmat.primitives.hashes import SHA256
+        from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+
         return HKDF(SHA256(), SIZE, salt, b"skerry backup 1 " + use.encode()).derive(self._secret)
 
 
@@ -42,6 +41,8 @@ class Seal:
     """The keys of one backup."""
 
     def __init__(self, key: Key, backup: str, salt: bytes | None = None) -> None:
+        from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
         self.salt = salt or secrets.token_bytes(SIZE)
         self._backup = backup
         self._parts = AESGCM(key.derive(self.salt, "parts"))
@@ -53,6 +54,8 @@ class Seal:
         return self._parts.encrypt(number.to_bytes(12, "big"), data, self._about(number, last))
 
     def open(self, data: bytes, number: int, last: bool) -> bytes:
+        from cryptography.exceptions import InvalidTag
+
         try:
             return self._parts.decrypt(number.to_bytes(12, "big"), data, self._about(number, last))
         except InvalidTag:

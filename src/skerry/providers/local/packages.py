@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import compileall
 import contextlib
-import fcntl
-import hashlib
 import importlib.util
 import os
 import shutil
@@ -17,30 +15,20 @@ import stat
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
+from functools import partial
 from importlib import metadata
 from pathlib import Path
+
+from skerry.providers.local.cached import Cached, cached
 
 ROOTS = ("ipython", "numpy", "pandas", "matplotlib", "pip")
 # Completion at a prompt, which nobody types at here; together they are a third of the files.
 LEFT_OUT = frozenset({"jedi", "parso"})
 LAYOUT = "1"
-UNUSED = 24 * 3600.0
 
 
-class Packages:
-    """The directory, and a lock that says it is in use for as long as this object is."""
-
-    def __init__(self, directory: Path, lock: int) -> None:
-        self.directory = directory
-        self._lock = lock
-
-    def close(self) -> None:
-        os.close(self._lock)
-
-
-def collect(cache: Path, executors: Path) -> Packages | None:
+def collect(cache: Path, executors: Path) -> Cached | None:
     """The directory with the packages, made if it is not there yet; None where IPython is not installed.
 
     ``executors`` are the programs that will use them.
@@ -51,29 +39,13 @@ def collect(cache: Path, executors: Path) -> Packages | None:
     site = Path(found.origin).parent.parent
     # Installing or removing anything changes the directory, and so the name: no need to read what is in it each time.
     signature = f"{LAYOUT} {sys.version} {site} {site.stat().st_mtime_ns}"
-    directory = cache / f"packages-{hashlib.sha256(signature.encode()).hexdigest()[:16]}"
-    cache.mkdir(parents=True, exist_ok=True, mode=0o700)
-    lock = os.open(f"{directory}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    fcntl.flock(lock, fcntl.LOCK_SH)
-    os.utime(lock)
-    if not directory.exists():
-        _fill(directory, executors)
-        _sweep(cache, directory)
-    return Packages(directory, lock)
+    return cached(cache, "packages", signature, partial(_fill, executors))
 
 
-def _fill(directory: Path, executors: Path) -> None:
-    temporary = directory.with_name(f"{directory.name}.{os.getpid()}.new")
-    temporary.mkdir(mode=0o755)
-    try:
-        for distribution in closure():
-            _show(distribution, temporary)
-        write_down(temporary, executors)
-        temporary.rename(directory)
-    except OSError:
-        shutil.rmtree(temporary)
-        if not directory.exists():  # else another process was quicker
-            raise
+def _fill(executors: Path, directory: Path) -> None:
+    for distribution in closure():
+        _show(distribution, directory)
+    write_down(directory, executors)
 
 
 def closure() -> Iterator[metadata.Distribution]:
@@ -160,20 +132,3 @@ def write_down(directory: Path, executors: Path) -> None:
         done = subprocess.run(command, capture_output=True, env=environment, timeout=60, check=False)
     if done.returncode == 0:  # else a matplotlib that looks different inside, or none: it works, only slower
         (directory / "skerry_matplotlib.json").write_bytes(done.stdout)
-
-
-def _sweep(cache: Path, current: Path) -> None:
-    """Remove what earlier installations left and nobody has used for a day."""
-    for lock in cache.glob("packages-*.lock"):
-        directory = lock.with_suffix("")
-        if directory == current or time.time() - lock.stat().st_mtime < UNUSED:
-            continue
-        fd = os.open(lock, os.O_RDWR | os.O_CLOEXEC)
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            shutil.rmtree(directory, ignore_errors=True)
-            lock.unlink()
-        except BlockingIOError:
-            continue
-        finally:
-            os.close(fd)

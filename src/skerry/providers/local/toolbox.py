@@ -13,7 +13,6 @@ linked against, and is started through that loader. The same goes for Node and t
 from __future__ import annotations
 
 import compileall
-import hashlib
 import importlib.util
 import os
 import py_compile
@@ -29,7 +28,8 @@ from pathlib import Path
 import skerry.portal
 from skerry.errors import HostUnfitError
 from skerry.portal.contract import NODE_FLAGS
-from skerry.providers.local.packages import Packages, collect
+from skerry.providers.local.cached import Cached, cached
+from skerry.providers.local.packages import collect
 
 INSIDE = "/run/skerry"
 SCRATCH = f"{INSIDE}-scratch"
@@ -50,10 +50,14 @@ EXPECTED = ("libstdc++.so.6", "libgcc_s.so.1", "librt.so.1", "libutil.so.1", "li
 class Toolbox:
     """What to bind where, and the argv prefixes that run Python and Node inside."""
 
-    directory: Path
+    own: Cached
     library: Path
-    packages: Packages | None
+    packages: Cached | None
     node: Path | None
+
+    @property
+    def directory(self) -> Path:
+        return self.own.directory
 
     @property
     def python(self) -> tuple[str, ...]:
@@ -115,12 +119,13 @@ class Toolbox:
         return arguments
 
     def close(self) -> None:
+        self.own.close()
         if self.packages is not None:
             self.packages.close()
 
 
-def build(home: Path, cache: Path) -> Toolbox:
-    """Collect loader, libraries and compiled scripts once; the directory's name is a digest of where they came from."""
+def build(cache: Path) -> Toolbox:
+    """Collect loader, libraries and compiled scripts once, for as long as none of them changes."""
     executable = Path(os.path.realpath(sys.executable))
     library = Path(sysconfig.get_path("stdlib", vars={"base": sys.base_prefix, "installed_base": sys.base_prefix}))
     scripts = [Path(next(iter(skerry.portal.__path__))) / name for name in SCRIPTS]
@@ -130,11 +135,10 @@ def build(home: Path, cache: Path) -> Toolbox:
     libraries = _libraries(programs, library)
     sources = [executable, *libraries, *scripts, *sorted([*executors.rglob("*.py"), *executors.rglob("*.cjs")])]
     signature = "\n".join(f"{p} {os.stat(p).st_mtime_ns} {os.stat(p).st_size}" for p in sources)
-    digest = hashlib.sha256(signature.encode()).hexdigest()[:16]
-    directory = home / "toolbox" / digest
-    if not directory.exists():
-        _fill(directory, executable, library, libraries, scripts, executors)
-    return Toolbox(directory, library, collect(cache, executors), node)
+    own = cached(
+        cache, "toolbox", signature, lambda place: _fill(place, executable, library, libraries, scripts, executors)
+    )
+    return Toolbox(own, library, collect(cache, executors), node)
 
 
 def executors_directory() -> Path:
@@ -160,11 +164,10 @@ def _packages_place(library: Path) -> str:
 def _fill(
     directory: Path, executable: Path, library: Path, libraries: list[Path], scripts: list[Path], executors: Path
 ) -> None:
-    temporary = directory.with_name(f"{directory.name}.{os.getpid()}")
     for place in ("bin", f"lib/{VERSION}", f"lib/{_packages_place(library)}", "node"):
-        (temporary / place).mkdir(parents=True, exist_ok=True, mode=0o755)
-    shutil.copy(executable, temporary / "bin" / VERSION)
-    lib = temporary / "lib"
+        (directory / place).mkdir(parents=True, exist_ok=True, mode=0o755)
+    shutil.copy(executable, directory / "bin" / VERSION)
+    lib = directory / "lib"
     for path in libraries:
         name = "ld.so" if path.name.startswith("ld-") else path.name
         shutil.copy(os.path.realpath(path), lib / name)
@@ -173,15 +176,11 @@ def _fill(
         compiled = lib / f"{script.stem}.pyc"
         py_compile.compile(str(script), cfile=str(compiled), dfile=script.name, doraise=True, optimize=2)
         compiled.chmod(0o644)
-    shutil.copytree(executors, temporary / "code", ignore=shutil.ignore_patterns("__pycache__", ".*"))
-    compileall.compile_dir(temporary / "code", quiet=2, ddir=f"{INSIDE}/code")
-    _write_scripts(temporary / "bin", lib)
-    for path in (temporary, *temporary.rglob("*")):
+    shutil.copytree(executors, directory / "code", ignore=shutil.ignore_patterns("__pycache__", ".*"))
+    compileall.compile_dir(directory / "code", quiet=2, ddir=f"{INSIDE}/code")
+    _write_scripts(directory / "bin", lib)
+    for path in (directory, *directory.rglob("*")):
         path.chmod(0o755 if path.is_dir() or os.access(path, os.X_OK) else 0o644)
-    try:
-        temporary.rename(directory)
-    except OSError:  # another process was quicker
-        shutil.rmtree(temporary)
 
 
 def _write_scripts(bin: Path, lib: Path) -> None:
@@ -201,13 +200,20 @@ def _write_scripts(bin: Path, lib: Path) -> None:
 def _libraries(programs: list[Path], library: Path) -> list[Path]:
     suffix = sysconfig.get_config_var("EXT_SUFFIX")
     extensions = [library / "lib-dynload" / f"{name}{suffix}" for name in EXTENSIONS]
-    files = [*(str(program) for program in programs), *(str(path) for path in extensions if path.exists())]
-    run = subprocess.run(["ldd", *files], capture_output=True, text=True, check=False)
-    found = {Path(path) for path in re.findall(r"(?:=> |^\s+)(/\S+) \(0x", run.stdout, re.MULTILINE)}
+    preloaded = " ".join(str(path) for path in extensions if path.exists())
+    # What `ldd` does, which would start some ten processes for each file: the loader says what it would load.
+    tracing = {"LD_TRACE_LOADED_OBJECTS": "1", "LD_PRELOAD": preloaded}
+    found: set[Path] = set()
+    for program in programs:
+        run = subprocess.run(
+            [program], env=tracing, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
+        )
+        found.update(map(Path, re.findall(r"(?:=> |^\s+)(/\S+) \(0x", run.stdout, re.MULTILINE)))
+    found.difference_update(extensions)
     if not any(path.name.startswith("ld-") for path in found):
         raise HostUnfitError(
-            "Skerry could not find out which libraries its Python needs: `ldd` gave no answer.",
-            hint="On Debian and Ubuntu: apt-get install libc-bin.",
+            "Skerry could not find out which libraries its Python needs: the loader gave no answer.",
+            hint="Run Skerry on a Python that is linked against the GNU C library, as distributions' and pyenv's are.",
         )
     names = {path.name for path in found}
     system = next(path.parent for path in found if path.name.startswith("libc.so"))
