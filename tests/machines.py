@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import itertools
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -25,6 +26,15 @@ pool.START = 1 << 30
 os.environ.setdefault("SKERRY_POOL_SIZE", "1G")
 
 _numbers = itertools.count(1)
+
+# As in a server: what is here once all tests are known stays, and is not to be looked through again and again.
+gc.disable()
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()
+    gc.enable()
+    gc.set_threshold(20_000, 20, 50)
 
 
 async def descriptors(at_most: int | None = None) -> int:

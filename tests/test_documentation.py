@@ -14,19 +14,23 @@ import pytest
 from skerry import errors
 from skerry.providers.local import seccomp
 from skerry.providers.local.bubblewrap import CAPABILITIES
+from skerry.providers.toolboxes import KITS
 from skerry.server.privileges import KEPT
 from skerry.settings import Settings
+from tests.agents.conftest import HOST
+from tests.agents.forge import Forge
+from tests.agents.model import Model, call, say
 
 ROOT = Path(__file__).parent.parent
 SECURITY = (ROOT / "docs" / "security.md").read_text()
 DOCUMENTS = [ROOT / "README.md", ROOT / "SECURITY.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 
-def outcome(document: str, home: Path, *, first: bool = False) -> tuple[str, str]:
+def outcome(document: str, home: Path, more: dict[str, str] | None = None, *, first: bool = False) -> tuple[str, str]:
     """The Python examples of a document (or its first), and what they print when they are run, one after the other."""
     examples = re.findall(r"```python\n(.*?)```", (ROOT / document).read_text(), re.DOTALL)
     text = "\n".join(examples[:1] if first else examples)
-    environment = {"PATH": os.environ["PATH"], "SKERRY_HOME": str(home)}
+    environment = {"PATH": os.environ["PATH"], "SKERRY_HOME": str(home), **(more or {})}
     line = [sys.executable, "-c", text]
     done = subprocess.run(line, capture_output=True, text=True, env=environment, timeout=100, check=False)
     assert done.returncode == 0, done.stderr
@@ -49,10 +53,33 @@ def test_examples_run_and_print_what_they_say(document: str, tmp_path: Path) -> 
         said = said[said.index(piece) + len(piece) :]
 
 
+def test_the_examples_of_tasks_run_as_printed(tmp_path: Path) -> None:
+    with Model(HOST, key="key-of-the-model") as model, Forge(tmp_path, HOST) as forge:
+        edit = {"filePath": "/home/user/workspace/adding.py", "oldString": "a - b", "newString": "a + b"}
+        model.when("Fix", call("read", filePath=edit["filePath"]), call("edit", **edit), say("Now it passes now."))
+        model.when("Explain", say("It adds."))
+        environment = {
+            "MODEL_URL": f"{model.url}/v1",
+            "MODEL_KEY": "key-of-the-model",
+            "REPOSITORY": forge.repository("adding", {"adding.py": "def add(a, b):\n    return a - b\n"}),
+            "SKERRY_EGRESS": f"{HOST}:{model.port},{HOST}:{forge.port}",
+            "SKERRY_POOL_SIZE": "256M",
+        }
+        text, said = outcome("docs/tasks.md", tmp_path / "home", environment)
+    for piece in re.findall(r"# → (.*)", text):
+        assert piece in said, said
+        said = said[said.index(piece) + len(piece) :]
+
+
 def test_the_example_of_mounts_runs_as_printed(tmp_path: Path) -> None:
     _, said = outcome("docs/mounts.md", tmp_path / "home", first=True)
     assert said.startswith("['/projects/demo/']\n")
     assert len(said.splitlines()) == 3
+
+
+def test_the_example_of_agents_runs_as_printed(tmp_path: Path) -> None:
+    _, said = outcome("docs/agents.md", tmp_path / "home")
+    assert said.strip() == KITS["opencode"].version
 
 
 def test_the_example_of_backups_runs_as_printed(tmp_path: Path) -> None:

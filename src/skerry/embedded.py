@@ -18,6 +18,7 @@ from typing import Any
 import uvloop
 
 from skerry import logs
+from skerry.agents.workforce import Workforce
 from skerry.client.asgi import Host
 from skerry.control.open import open_registry
 from skerry.server.app import create_app
@@ -71,12 +72,19 @@ class Embedded:
         self._stop = asyncio.Event()
         registry = await open_registry(self._settings, guarded=False)
         try:
-            app = create_app(registry, self._settings, registry.audit)
-            self.host = Host(app, self._loop)
-            self._ready.set()
-            await self._stop.wait()
-            app.state.closing.set()
-            await self.host.close()
+            workforce = Workforce(registry, lasting=False)
+            app = create_app(registry, self._settings, registry.audit, workforce=workforce)
+            await workforce.open()
+            await app.state.sessions.open()
+            try:
+                self.host = Host(app, self._loop)
+                self._ready.set()
+                await self._stop.wait()
+                app.state.closing.set()
+                await self.host.close()
+            finally:
+                await app.state.sessions.close()
+                await workforce.close()
         finally:
             await registry.close()
 

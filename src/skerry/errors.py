@@ -17,6 +17,7 @@ and arrive in the SDK as the class they left as.
      │   ├─ InvalidHostnameError       400  invalid_hostname
      │   ├─ InvalidKeyError            400  invalid_key
      │   ├─ WebhookTargetError         400  webhook_target_refused
+     │   ├─ BucketEndpointError        400  bucket_endpoint_refused
      │   └─ InvalidEgressError         400  invalid_egress
      ├─ UnauthorizedError              401  unauthorized
      ├─ WebhookSignatureError          401  webhook_signature_invalid
@@ -42,6 +43,11 @@ and arrive in the SDK as the class they left as.
      │   ├─ SnapshotNotFoundError      404  snapshot_not_found
      │   ├─ KeyNotFoundError           404  key_not_found
      │   ├─ OwnerNotFoundError         404  owner_not_found
+     │   ├─ TaskNotFoundError          404  task_not_found
+     │   ├─ TeamNotFoundError          404  team_not_found
+     │   ├─ ScheduleNotFoundError      404  schedule_not_found
+     │   ├─ ArtifactNotFoundError      404  artifact_not_found
+     │   ├─ RepositoryNotFoundError    404  repository_not_found
      │   └─ UserNotFoundError          404  user_not_found
      ├─ MethodNotAllowedError          405  method_not_allowed
      ├─ ConflictError                  409  conflict
@@ -60,7 +66,8 @@ and arrive in the SDK as the class they left as.
      │   ├─ MountExistsError           409  mount_exists
      │   ├─ SnapshotExistsError        409  snapshot_exists
      │   ├─ SnapshotInUseError         409  snapshot_in_use
-     │   └─ UserExistsError            409  user_exists
+     │   ├─ UserExistsError            409  user_exists
+     │   └─ SessionArchivedError       409  session_archived
      ├─ FileError                      4xx  the sandbox's file system said no
      │   ├─ FileNotFoundInSandboxError 404  file_not_found
      │   ├─ FileExistsInSandboxError   409  file_exists
@@ -86,6 +93,9 @@ and arrive in the SDK as the class they left as.
      │   ├─ GitBranchNotFoundError     404  git_branch_not_found
      │   ├─ GitTimeoutError            408  git_timeout
      │   └─ GitNetworkError            502  git_network_error
+     ├─ ForgeError                     502  forge_failed
+     ├─ PushFailedError                502  push_failed
+     ├─ SessionSandboxGoneError        410  session_sandbox_gone
      ├─ InterpreterError               500  interpreter_error
      │   ├─ CodeExecutionError         400  code_failed
      │   ├─ ContextLimitError          429  context_limit
@@ -117,9 +127,20 @@ and arrive in the SDK as the class they left as.
      ├─ TooManyConnectionsError        503  too_many_connections
      ├─ ProviderError                  502  provider_failed
      │   ├─ ProviderNotConfiguredError 503  provider_not_configured
+     │   │   └─ ProviderAbsentError    400  provider_absent
      │   ├─ ProviderDeniedError        502  provider_denied
      │   ├─ ProviderBusyError          503  provider_busy
      │   └─ ProviderUnreachableError   503  provider_unreachable
+     ├─ ToolboxError                   500  toolbox_failed
+     │   ├─ ToolboxInstallError        502  toolbox_install_failed
+     │   ├─ ToolboxUnreachableError    503  toolbox_unreachable
+     │   ├─ ToolboxMissingError        409  toolbox_missing
+     │   └─ ToolboxInUseError          409  toolbox_in_use
+     ├─ AgentError                     502  agent_failed
+     │   ├─ AgentUnreadyError          503  agent_unready
+     │   ├─ AgentDiedError             502  agent_died
+     │   ├─ AgentSessionNotFoundError  404  agent_session_not_found
+     │   └─ ModelFailedError           502  model_failed
      ├─ HostUnfitError                 503  host_unfit
      ├─ ServerUnreachableError         503  server_unreachable
      ├─ StoreError                     503  store_unavailable
@@ -225,6 +246,12 @@ class WebhookTargetError(InvalidRequestError):
     """A webhook may not, or cannot, be sent there."""
 
     code = "webhook_target_refused"
+
+
+class BucketEndpointError(InvalidRequestError):
+    """Not an address at which this server mounts buckets."""
+
+    code = "bucket_endpoint_refused"
 
 
 class InvalidEgressError(InvalidRequestError):
@@ -335,8 +362,28 @@ class KeyNotFoundError(NotFoundError):
     code = "key_not_found"
 
 
+class RepositoryNotFoundError(NotFoundError):
+    code = "repository_not_found"
+
+
 class OwnerNotFoundError(NotFoundError):
     code = "owner_not_found"
+
+
+class TaskNotFoundError(NotFoundError):
+    code = "task_not_found"
+
+
+class TeamNotFoundError(NotFoundError):
+    code = "team_not_found"
+
+
+class ScheduleNotFoundError(NotFoundError):
+    code = "schedule_not_found"
+
+
+class ArtifactNotFoundError(NotFoundError):
+    code = "artifact_not_found"
 
 
 class UserNotFoundError(NotFoundError):
@@ -411,6 +458,10 @@ class SnapshotInUseError(ConflictError):
     """Sandboxes were made from it; ``force`` deletes it all the same, because they do not need it."""
 
     code = "snapshot_in_use"
+
+
+class SessionArchivedError(ConflictError):
+    code = "session_archived"
 
 
 class UserExistsError(ConflictError):
@@ -515,6 +566,24 @@ class GitTimeoutError(GitError):
 
 class GitNetworkError(GitError):
     code, status = "git_network_error", 502
+
+
+class ForgeError(SkerryError):
+    """The server that has repositories and pull requests could not be asked, or could not do it."""
+
+    code, status = "forge_failed", 502
+
+
+class PushFailedError(SkerryError):
+    """The branch of a session did not get to its repository."""
+
+    code, status = "push_failed", 502
+
+
+class SessionSandboxGoneError(SkerryError):
+    """The session has done with this sandbox; it is not let in again."""
+
+    code, status = "session_sandbox_gone", 410
 
 
 class InterpreterError(SkerryError):
@@ -677,6 +746,12 @@ class ProviderNotConfiguredError(ProviderError):
     code, status = "provider_not_configured", 503
 
 
+class ProviderAbsentError(ProviderNotConfiguredError):
+    """A request asks for a provider that this server does not have."""
+
+    code, status = "provider_absent", 400
+
+
 class ProviderDeniedError(ProviderError):
     """The provider does not take this server's token."""
 
@@ -689,6 +764,60 @@ class ProviderBusyError(ProviderError):
 
 class ProviderUnreachableError(ProviderError):
     code, status = "provider_unreachable", 503
+
+
+class ToolboxError(SkerryError):
+    status = 500
+    code = "toolbox_failed"
+
+
+class ToolboxInstallError(ToolboxError):
+    status = 502
+    code = "toolbox_install_failed"
+
+
+class ToolboxUnreachableError(ToolboxError):
+    status = 503
+    code = "toolbox_unreachable"
+
+
+class ToolboxMissingError(ToolboxError):
+    status = 409
+    code = "toolbox_missing"
+
+
+class ToolboxInUseError(ToolboxError):
+    status = 409
+    code = "toolbox_in_use"
+
+
+class AgentError(SkerryError):
+    """The agent program in a sandbox did not do what was asked of it."""
+
+    status = 502
+    code = "agent_failed"
+
+
+class AgentUnreadyError(AgentError):
+    """It does not answer (yet)."""
+
+    status = 503
+    code = "agent_unready"
+
+
+class AgentDiedError(AgentError):
+    code = "agent_died"
+
+
+class AgentSessionNotFoundError(AgentError):
+    status = 404
+    code = "agent_session_not_found"
+
+
+class ModelFailedError(AgentError):
+    """The model that the agent asks refused, or failed."""
+
+    code = "model_failed"
 
 
 class HostUnfitError(SkerryError):

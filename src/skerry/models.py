@@ -52,11 +52,13 @@ BackupRef = SandboxRef
 
 
 class Request(BaseModel):
-    model_config = ConfigDict(alias_generator=to_camel, populate_by_name=True, extra="forbid", allow_inf_nan=False)
+    model_config = ConfigDict(
+        alias_generator=to_camel, populate_by_name=True, extra="forbid", allow_inf_nan=False, defer_build=True
+    )
 
 
 class Result(BaseModel):
-    model_config = ConfigDict(alias_generator=to_camel, populate_by_name=True, extra="ignore")
+    model_config = ConfigDict(alias_generator=to_camel, populate_by_name=True, extra="ignore", defer_build=True)
 
 
 # -- who asks ----------------------------------------------------------------------------------------------------------
@@ -183,6 +185,7 @@ class EgressPolicy(Request):
 
     mode: EgressMode
     allow: list[EgressRule | str] = Field(default_factory=list, max_length=1000)
+    deny: list[str] = Field(default_factory=list, max_length=1000, description="Hosts that are refused all the same.")
 
 
 class OAuthGrant(Request):
@@ -226,6 +229,7 @@ Secrets = dict[str, Secret]
 class SetEgress(Request):
     mode: EgressMode | None = Field(None, description="As it is unless given; 'allowlist' if only rules are.")
     allow: list[EgressRule | str] | None = Field(None, max_length=1000)
+    deny: list[str] | None = Field(None, max_length=1000, description="All of them; those that there are stay.")
     secrets: Secrets | None = Field(None, description="All of them; those that there are stay unless given.")
 
 
@@ -248,6 +252,7 @@ class NetworkUsage(Result):
 class EgressInfo(Result):
     mode: EgressMode
     allow: list[EgressRule | str] = Field(default_factory=list)
+    deny: list[str] = Field(default_factory=list)
     secrets: dict[str, SecretInfo] = Field(default_factory=dict)
     inherited: bool = Field(False, description="Whether this is the server's own policy, for want of another.")
     transparent: bool = Field(False, description="Whether programs that know no proxy get out as well.")
@@ -279,8 +284,17 @@ class CreateSandbox(Request):
         description="The id or name of a snapshot to start from: its files, image, environment, labels and limits, "
         "where this request does not say otherwise.",
     )
+    provider: str | None = Field(
+        None, max_length=40, description="Where it is to live, of the providers that the server has: local, docker, ..."
+    )
     egress: EgressMode | EgressPolicy | None = Field(None, description="The server's setting unless given.")
     secrets: Secrets = Field(default_factory=dict)
+    toolboxes: list[str] = Field(
+        default_factory=list,
+        max_length=16,
+        description="Programs of the host to show inside, under `/opt/skerry` and on the PATH: `opencode`, "
+        "`claude-code`. One that is not installed is installed now.",
+    )
 
 
 class UpdateSandbox(Request):
@@ -335,6 +349,7 @@ class SandboxInfo(Result):
     last_active_at: datetime | None = None
     starts: int = Field(0, description="How often the machine was started; processes live within one start.")
     egress: EgressMode | None = None
+    toolboxes: list[str] = Field(default_factory=list, description="Programs of the host that are shown inside.")
     network: NetworkUsage = Field(default_factory=NetworkUsage)
     last_stop: str | None = Field(None, description="Why the machine last stopped, in a sentence.")
     active_operations: int = Field(0, description="Requests and commands in progress.")
@@ -1161,8 +1176,21 @@ class ImageList(Result):
 # -- buckets -----------------------------------------------------------------------------------------------------------
 
 
+class BucketCredentials(Request):
+    access_key_id: str = Field(min_length=1, max_length=1000)
+    secret_access_key: SecretStr = Field(min_length=1, max_length=1000, description="Kept encrypted, never shown.")
+
+    @field_serializer("secret_access_key", when_used="json")
+    def _sent(self, value: SecretStr) -> str:
+        return value.get_secret_value()
+
+
 class MountBucket(Request):
     bucket: str | None = Field(None, description="One that is configured; without it, the one of R2_ENDPOINT & co.")
+    endpoint: str | None = Field(
+        None, max_length=500, description="Where a bucket of one's own is, if it is not one that is configured."
+    )
+    credentials: BucketCredentials | None = Field(None, description="Of a bucket of one's own.")
     mount_path: str = Field("/persist", validation_alias=AliasChoices("mountPath", "path", "mount_path"))
     prefix: str | None = Field(None, description="What of the bucket is shown. Default: /projects/<id>/.")
     local_bucket: bool = Field(False, description="The server's own directory, for which no credentials are needed.")
@@ -1178,6 +1206,7 @@ class MountInfo(Result):
     prefix: str
     mode: Literal["localBucket", "remoteR2"]
     bucket: str
+    endpoint: str | None = Field(None, description="Where a bucket is that came with the request.")
     read_only: bool = False
     state: Literal["mounted", "asleep", "failed"]
     """``asleep`` with its sandbox; ``failed``: everything in it is an error."""
@@ -1525,6 +1554,24 @@ class Me(Result):
     csrf: str | None = Field(
         None, description="With a session: the value of the header `X-Skerry-CSRF` of requests that change something."
     )
+
+
+class Person(Result):
+    """A user, as AgentPod's programs read it."""
+
+    id: str
+    email: str
+    name: str
+    role: str = "user"
+
+
+class SignedIn(Result):
+    user: Person
+    redirect: bool = False
+
+
+class SignedOut(Result):
+    success: bool = True
 
 
 class CreateUser(Request):

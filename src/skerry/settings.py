@@ -17,11 +17,16 @@ from skerry.models import Limits
 HOSTNAME = re.compile(r"(?=[^:]{1,253}(?::|$))(?!.*\.\.)[a-z0-9](?:[a-z0-9.-]*[a-z0-9])?(?::[1-9][0-9]{0,4})?")
 """A host that previews may live under, in lower case, with a port where it is not the usual one."""
 
+PROVIDERS = ("local", "docker", "cloudflare", "modal")
 _ORIGIN = re.compile(r"https?://[^/*\s]+")
 _ALSO = {
+    "provider": ("SANDBOX_BACKEND", "DEFAULT_SANDBOX_PROVIDER"),
+    "docker_socket": ("DOCKER_HOST",),
     "cloudflare_enabled": ("ENABLE_CLOUDFLARE_SANDBOXES",),
     "cloudflare_url": ("CLOUDFLARE_WORKER_URL", "CLOUDFLARE_SANDBOX_URL"),
+    "forge_token": ("GITHUB_APP_TOKEN",),
     "cloudflare_token": ("CLOUDFLARE_API_TOKEN", "CLOUDFLARE_SANDBOX_API_KEY"),
+    "worker_token": ("AGENTPOD_API_TOKEN",),
 }
 """Names that other programs use for the same."""
 
@@ -46,7 +51,16 @@ class Settings(BaseModel):
 
     home: Path = Field(default_factory=default_home)
     cache: Path | None = Field(default_factory=default_cache)
-    provider: Literal["local", "cloudflare"] = "local"
+    provider: Literal["local", "docker", "cloudflare", "modal"] = "local"
+    providers: tuple[str, ...] = ()
+    docker_socket: str = "/var/run/docker.sock"
+    docker_image: str = "skerry:base"
+    docker_timeout: float = Field(60.0, gt=0, le=3600)
+    modal_app: str = Field("skerry", min_length=1, max_length=64)
+    modal_image: str | None = None
+    modal_lifetime: int = Field(86400, ge=60, le=86400)
+    modal_ports: tuple[str, ...] = ("3000", "5000", "8000", "8080")
+    modal_block_network: bool = False
     cloudflare_enabled: bool = True
     cloudflare_url: str | None = None
     cloudflare_token: str | None = Field(None, repr=False)
@@ -96,6 +110,7 @@ class Settings(BaseModel):
     backup_sweep: float = Field(600.0, gt=0)
     sync_on_hibernate: bool = False
     ship_to: str | None = None
+    worker_bucket: str | None = None
     mount_spool: int = Field(4 * 2**30, ge=2**20)
     mount_timeout: float = Field(15.0, gt=0, le=600)
     rate_limit: float | None = Field(None, gt=0)
@@ -116,6 +131,15 @@ class Settings(BaseModel):
     egress: tuple[str, ...] = ()
     egress_transparent: bool = True
     secret_sources: tuple[str, ...] | None = Field(None, repr=False)
+    mount_endpoints: tuple[str, ...] | None = None
+    task_slots: int = Field(16, ge=1, le=10_000)
+    task_days: float = Field(30.0, gt=0)
+    worker_token: str | None = Field(None, repr=False, min_length=16)
+    session_inactivity: float = Field(600.0, gt=0)
+    session_warm: int = Field(2, ge=0, le=1000)
+    forge_url: str = "https://api.github.com"
+    forge_git_url: str = "https://github.com"
+    forge_token: str | None = Field(None, repr=False)
     max_json_bytes: int = 64 * 2**20
     receive_timeout: float = 60.0
     head_timeout: float = Field(20.0, gt=0)
@@ -145,7 +169,7 @@ class Settings(BaseModel):
             raise ValueError("write it like preview.example.com, without https:// and without a path")
         return name
 
-    @field_validator("public_url", "cloudflare_url")
+    @field_validator("public_url", "cloudflare_url", "forge_url", "forge_git_url")
     @classmethod
     def _url(cls, value: str | None) -> str | None:
         if value is None:
@@ -154,6 +178,21 @@ class Settings(BaseModel):
         if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
             raise ValueError("write it like https://skerry.example.com")
         return value.rstrip("/")
+
+    @field_validator("providers")
+    @classmethod
+    def _providers(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        names = tuple(dict.fromkeys(name.strip() for name in value))
+        if not all(name in PROVIDERS for name in names):
+            raise ValueError(f"there are {', '.join(PROVIDERS)}; write them like docker,local")
+        return names
+
+    @field_validator("modal_ports")
+    @classmethod
+    def _ports(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        if not all(port.strip().isdigit() and 0 < int(port) < 65536 for port in value):
+            raise ValueError("write them like 3000,8080")
+        return tuple(port.strip() for port in value)
 
     @field_validator("hosts")
     @classmethod

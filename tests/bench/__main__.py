@@ -16,7 +16,22 @@ from pathlib import Path
 from typing import Any
 
 from skerry.errors import SkerryError
-from tests.bench import auth, cloudflare, code, egress, layers, limits, mounts, paths, previews, record, sleep, storage
+from tests.bench import (
+    agents,
+    auth,
+    cloudflare,
+    code,
+    egress,
+    layers,
+    limits,
+    mounts,
+    paths,
+    previews,
+    record,
+    sleep,
+    storage,
+    tasks,
+)
 from tests.bench.engine import Engine, engine
 from tests.bench.paths import RIVALLED_BY_DOCKER, WrongAnswerError
 from tests.bench.report import Report, Row
@@ -36,6 +51,8 @@ TOPICS = {
     "record": record.PATHS,
     "egress": egress.PATHS,
     "cloudflare": cloudflare.PATHS,
+    "agents": agents.PATHS,
+    "tasks": tasks.PATHS,
 }
 PATHS = {**paths.PATHS, **{name: path for topic in TOPICS.values() for name, path in topic.items()}}
 GROUPS = {name: list(topic) for name, topic in TOPICS.items()}

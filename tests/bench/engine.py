@@ -7,7 +7,7 @@ import platform
 import shutil
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -23,8 +23,10 @@ class NoEngineError(Exception):
 
 
 class Engine:
-    def __init__(self, scratch: Path) -> None:
+    def __init__(self, scratch: Path, tarball: Callable[[], Path] | None = None) -> None:
+        """``tarball`` gives what the image is made of, once the engine runs."""
         self._place = scratch / "docker"
+        self._tarball = tarball or _image
         self._cgroup = f"skerry-bench-{os.getpid()}"
         self._process: subprocess.Popen[bytes] | None = None
         self._docker = shutil.which("docker")
@@ -48,7 +50,7 @@ class Engine:
         except NoEngineError:
             self.stop()
             self._start([daemon], {"bridge": "none", "iptables": "false", "ip6tables": "false", "ip-forward": "false"})
-        self._call("import", str(_image()), IMAGE)
+        self._call("import", str(self._tarball()), IMAGE)
 
     def _start(self, line: list[str], network: dict[str, str]) -> None:
         self._place.mkdir()
@@ -99,6 +101,10 @@ class Engine:
             shutil.rmtree(self._place, ignore_errors=not self._place.exists())
             for group in [*Path("/sys/fs/cgroup").glob(f"*/{self._cgroup}"), Path("/sys/fs/cgroup", self._cgroup)]:
                 _remove_cgroup(group)
+
+    @property
+    def socket(self) -> Path:
+        return self._place / "socket"
 
     def storage(self) -> str:
         return self._call("info", "--format", "{{.ServerVersion}} with {{.Driver}}").strip()
@@ -174,13 +180,19 @@ def engine(scratch: Path) -> Iterator[Engine | str]:
         made.stop()
 
 
-def _image() -> Path:
-    """The tarball of a minimal Debian, made once and kept."""
+def cache() -> Path:
+    """Where tarballs are kept."""
     cache = os.environ.get("XDG_CACHE_HOME")
     place = Path(cache, "skerry-bench") if cache else Path(f"/tmp/skerry-bench-{os.geteuid()}")
     place.mkdir(parents=True, exist_ok=True, mode=0o700)
     if place.stat().st_uid != os.geteuid() or place.is_symlink():
         raise NoEngineError(f"{place} belongs to someone else")
+    return place
+
+
+def _image() -> Path:
+    """The tarball of a minimal Debian, made once and kept."""
+    place = cache()
     tarball = place / "minbase.tar"
     if not tarball.exists():
         fresh = place / f"{os.getpid()}.tar"

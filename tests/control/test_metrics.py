@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from skerry.control.metrics import Metrics
+from skerry.control.metrics import THRESHOLDS, Metrics
+from skerry.control.registry import Registry
 from skerry.models import State
 
 RULES = Path(__file__).parents[2] / "deploy" / "prometheus"
@@ -79,3 +80,30 @@ def test_what_fails_is_counted_and_not_timed(metrics: Metrics) -> None:
 def test_counting_a_command_costs_next_to_nothing(metrics: Metrics) -> None:
     """A command takes a thousand times as long; an order of magnitude is left for a busy machine."""
     assert min(timeit.repeat(lambda: metrics.command(0.001, 0, False), number=1000, repeat=5)) / 1000 < 20e-6
+
+
+def test_what_is_beyond_a_threshold_is_counted_and_said(metrics: Metrics) -> None:
+    assert metrics.beyond("sandbox.wake_latency", 5.0) is None
+    said = metrics.beyond("sandbox.wake_latency", 6.5, sandbox="demo")
+    assert said == "sandbox.wake_latency is 6.5 seconds, and should be 5 at most."
+    text = metrics.text({}).decode()
+    assert 'skerry_alerts_total{metric="sandbox.wake_latency"} 1.0' in text
+    assert 'skerry_alerts_total{metric="r2.storage_bytes"} 0.0' in text
+    limits = dict(re.findall(r'skerry_alert_threshold\{metric="(.*?)"\} (\S+)', text))
+    assert {name: float(limit) for name, limit in limits.items()} == {
+        "sandbox.wake_latency": 5,
+        "sandbox.message_latency": 30,
+        "r2.sync_duration": 60,
+        "r2.storage_bytes": 1e9,
+    }
+
+
+async def test_a_slow_wake_is_an_event_of_its_sandbox(registry: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(THRESHOLDS, "sandbox.wake_latency", (0.0, "seconds"))
+    async with registry.use("slow"):
+        pass
+    await registry.stop("slow")
+    async with registry.use("slow"):
+        pass
+    (alert,) = [event for event in await registry.events("slow") if event.kind == "alert"]
+    assert alert.details["metric"] == "sandbox.wake_latency"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import socket
+import threading
 import time
 from ipaddress import ip_address
 
@@ -133,3 +135,27 @@ async def test_nobody_there_is_said_without_detail() -> None:
         url = receiver.url
     with pytest.raises(UnreachedError, match="could not be made"):
         await Reach(lambda: "loopback").post(url, [], b"{}", 5)
+
+
+async def test_an_answer_that_came_in_time_counts_though_the_server_was_too_busy_to_read_it() -> None:
+    asked, answered = threading.Event(), threading.Event()
+
+    def receive() -> None:
+        connection, _ = listener.accept()
+        with connection:
+            connection.recv(1 << 16)
+            asked.set()
+            connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok")
+            answered.set()
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        receiver = threading.Thread(target=receive)
+        receiver.start()
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}/"
+        sending = asyncio.ensure_future(Reach(lambda: "loopback").post(url, [], b"{}", timeout=2.0))
+        while not asked.is_set():
+            await asyncio.sleep(0)
+        answered.wait()
+        time.sleep(2.5)  # noqa: ASYNC251 (this is what is tested)
+        assert await sending == 200
+        receiver.join()

@@ -26,7 +26,8 @@ from skerry.runtime.git import Git
 from skerry.runtime.output import pipe, read_some
 from skerry.runtime.repository import check_branch, parse_repository
 
-ENV = {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": "/nonexistent"}
+# With an address of its own git does not look for one in the name of the machine, which nobody here knows.
+ENV = {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": "/nonexistent", "EMAIL": "alice@example.com"}
 USER, SECRET = "alice", "s3cr3t/t0ken+ü"
 
 # git's own HTTP server behind basic authentication. It knows the secret only by its digest, and while it answers it

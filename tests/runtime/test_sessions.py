@@ -37,6 +37,12 @@ async def test_directory_variables_and_functions_carry_over(sh: Sh) -> None:
     assert result.stdout == "/tmp\n1 2 v\ncalled\n"
 
 
+async def test_how_words_are_split_is_the_sessions_own_affair(sh: Sh) -> None:
+    await sh("IFS=:")
+    assert (await sh("words=a:b; set -- $words; echo $#; pwd")).stdout == "2\n/workspace\n"
+    assert (await sh("echo $1", env={"B": "two"})).exit_code == 0
+
+
 async def test_the_sandboxs_variables_hold_in_every_command(sh: Sh) -> None:
     assert (await sh("echo $GREETING")).stdout == "hello\n"
     assert (await sh("echo $GREETING", session=None)).stdout == "hello\n"
@@ -335,7 +341,8 @@ async def test_commands_leave_no_descriptors_behind(sh: Sh) -> None:
 
 
 async def test_git_in_a_session_has_what_the_session_exports(runtime: Runtime, sh: Sh) -> None:
-    await sh("git init -q /tmp/origin; cd /tmp/origin; git -c user.name=a -c user.email=b commit -qm x --allow-empty")
+    await sh("git config --global user.name a; git config --global user.email b")
+    await sh("git init -q /tmp/origin; cd /tmp/origin; git commit -qm x --allow-empty")
     await runtime.sessions.create(CreateSession(id="work"))
     # A template that only this session names, and that every clone it makes carries a file of.
     await sh("mkdir -p /tmp/t; echo mine >/tmp/t/mark; export GIT_TEMPLATE_DIR=/tmp/t", session="work")

@@ -5,7 +5,6 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 import tempfile
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -14,6 +13,8 @@ from typing import IO
 
 import httpx
 import pytest
+
+from tests import warm
 
 PROGRAM = """
 import ctypes, signal, sys
@@ -30,8 +31,7 @@ class ServerProcess:
     def __init__(self, home: Path, *, log: IO[str] | None = None, first: str = "", **settings: object) -> None:
         self.home = home
         values = json.dumps({"home": str(home), "port": 0, "pool_size": 1 << 28, **settings})
-        line = [sys.executable, "-c", first + PROGRAM, values]
-        self.process = subprocess.Popen(line, stdout=subprocess.PIPE, stderr=log, text=True)
+        self.process = warm.Popen(first + PROGRAM, values, stdout=subprocess.PIPE, stderr=log, text=True)
         assert self.process.stdout is not None
         self.url = self.process.stdout.readline().strip()
         assert self.url, "the server did not start"

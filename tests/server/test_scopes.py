@@ -51,16 +51,23 @@ def _asked(route: str) -> tuple[str, str]:
     return ("GET" if method == "*" else method), path.replace("{rest:path}", "")
 
 
+WITH_OTHER_TOKENS = {"POST /api/v2/cloudflare/webhook", "WS /sessions/{session}/ws", "POST /sandbox/{sandbox}/error"}
+"""For which a key is no use."""
+SIGNING_IN = {"POST /v1/auth/sign-in", "POST /api/auth/sign-in/email"}
+
+
 def test_a_read_only_key_changes_nothing() -> None:
     reading = {"POST /v1/sandboxes/{id}/processes/{pid}/wait", "POST /v1/sandboxes/{id}/ports/{port}/wait"}
     reading |= {"POST /v1/sandbox/{id}/persist"}  # an archive of its files
-    reading |= {"POST /v1/sandboxes/{id}/watch", "POST /v1/sandboxes/{id}/watch/check", "POST /v1/auth/sign-in"}
+    reading |= {"POST /v1/sandboxes/{id}/watch", "POST /v1/sandboxes/{id}/watch/check", *SIGNING_IN}
+    reading |= WITH_OTHER_TOKENS
     assert {route for route in allowed(KeyScope.READ_ONLY) if not route.startswith("GET ")} == reading
 
 
 def test_an_admin_may_do_everything_that_takes_no_session() -> None:
     beyond = set(TABLE) - allowed(KeyScope.ADMIN)
-    assert beyond == {"POST /v1/auth/sign-out", "POST /v1/auth/password"}
+    both = {"POST /v1/auth/sign-out", "POST /api/auth/sign-out"}
+    assert beyond == both | {"POST /v1/auth/password", "GET /api/auth/get-session"}
 
 
 def test_a_key_for_use_makes_no_keys_users_owners_or_images() -> None:
@@ -73,5 +80,5 @@ def test_a_key_for_use_makes_no_keys_users_owners_or_images() -> None:
 def test_a_key_for_one_sandbox_stays_with_it() -> None:
     mine = allowed(KeyScope.SANDBOX)
     outside = {route for route in mine if "/v1/sandboxes/{id}" not in route}
-    assert outside == WITHIN_ONE_SANDBOX | {"GET /health", "POST /v1/auth/sign-in"}
+    assert outside == WITHIN_ONE_SANDBOX | {"GET /health", *SIGNING_IN, *WITH_OTHER_TOKENS}
     assert not mine & BEYOND_ONE_SANDBOX

@@ -102,6 +102,27 @@ async def test_what_a_page_of_another_site_sends_with_the_cookie_is_refused(brow
     assert forged.status_code == 403
 
 
+async def test_a_program_of_agentpod_signs_in_as_it_is_used_to(browser: httpx.AsyncClient) -> None:
+    body = {"email": "ada@example.com", "password": PASSWORD}
+    wrong = await browser.post("/api/auth/sign-in/email", json={**body, "password": "guess"})
+    assert (wrong.status_code, wrong.headers.get("set-cookie")) == (401, None)
+    assert (await browser.get("/api/auth/get-session")).status_code == 401
+    answer = await browser.post("/api/auth/sign-in/email", json=body)
+    person = {"id": "ada@example.com", "email": "ada@example.com", "name": "ada", "role": "user"}
+    assert (answer.status_code, answer.json()["user"]) == (200, person)
+    assert "httponly" in answer.headers["set-cookie"].lower()
+    assert (await browser.get("/api/auth/get-session")).json()["user"] == person
+    # What a browser sends for a page says so, whatever page it is.
+    for page in (
+        {"Sec-Fetch-Site": "same-origin"},
+        {"Origin": str(browser.base_url)},
+        {"Origin": "https://evil.example"},
+    ):
+        assert (await browser.post("/api/auth/sign-out", headers=page)).status_code == 403
+    assert (await browser.post("/api/auth/sign-out")).json() == {"success": True}
+    assert (await browser.get("/api/auth/get-session")).status_code == 401
+
+
 async def test_a_websocket_with_the_cookie_needs_the_origin_of_the_server(
     browser: httpx.AsyncClient, keyed: ServerProcess
 ) -> None:

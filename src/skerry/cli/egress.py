@@ -28,22 +28,26 @@ def egress(
         list[str] | None,
         typer.Option("--allow", "-a", help="pypi.org, *.example.com:443, 10.0.0.0/8, 'GET host/path', registries."),
     ] = None,
+    deny: Annotated[
+        list[str] | None,
+        typer.Option("--deny", "-d", help="Refused all the same: example.com, *.example.com, 10.0.0.0/8."),
+    ] = None,
     secret: Annotated[list[str] | None, typer.Option("--secret", help=SECRET)] = None,
     as_json: AsJson = False,
 ) -> None:
     """Show what a sandbox may reach outside, or change it: given rules and secrets replace those there were."""
-    secrets = None if secret is None else dict(_secret(text) for text in secret)
+    secrets = None if secret is None else dict(parse_secret(text) for text in secret)
     with target_of(context).sandbox(name) as sandbox:
-        if mode is None and allow is None and secrets is None:
+        if mode is None and allow is None and deny is None and secrets is None:
             found = sandbox.egress()
         else:
-            found = sandbox.set_egress(mode, allow=allow, secrets=secrets)
+            found = sandbox.set_egress(mode, allow=allow, deny=deny, secrets=secrets)
     if as_json:
         return print_json(found)
     _print(found)
 
 
-def _secret(text: str) -> tuple[str, dict[str, Any]]:
+def parse_secret(text: str) -> tuple[str, dict[str, Any]]:
     host, _, rest = text.partition("=")
     parts = rest.split(":", 3)
     if not host or len(parts) < 3:
@@ -56,6 +60,8 @@ def _print(found: EgressInfo) -> None:
     print(f"mode    {found.mode}{' (the server’s)' if found.inherited else ''}")
     for rule in found.allow:
         print(f"allow   {rule if isinstance(rule, str) else _rule(rule)}")
+    for host in found.deny:
+        print(f"deny    {host}")
     for host, secret in found.secrets.items():
         print(f"secret  {host}  {secret.header} from {secret.value_from}")
     network = found.network

@@ -45,6 +45,10 @@ def create(
     hibernate_after: HibernateAfter = None,
     ephemeral: Annotated[bool, typer.Option("--ephemeral", help="Forget every file when it sleeps.")] = False,
     snapshot: Annotated[str | None, typer.Option(help="The snapshot to start from, instead of an image.")] = None,
+    toolbox: Annotated[
+        list[str] | None, typer.Option("--toolbox", help="Programs of the host to show inside; may be given again.")
+    ] = None,
+    provider: Annotated[str | None, typer.Option(help="Where it is to live: local, docker.")] = None,
     tier: Tier = None,
     memory: Memory = None,
     cpu: Cpu = None,
@@ -72,6 +76,8 @@ def create(
         on_idle=on_idle,
         hibernate_after=hibernate_after,
         ephemeral=ephemeral or None,
+        toolboxes=toolbox or None,
+        provider=provider,
         limits=given_limits(
             tier=tier,
             memory=memory,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -49,6 +50,7 @@ def serve(
         first = error.errors()[0]
         raise typer.BadParameter(f"{first['loc'][0]}: {first['msg']}.") from None
 
+    gc.disable()  # until it serves: there is much to load, and all of it stays
     from skerry.errors import BucketSettingsError
     from skerry.server.serve import run
 
@@ -87,7 +89,9 @@ def doctor(context: typer.Context, as_json: AsJson = False) -> None:
 
     settings = Settings.from_env(home=target_of(context).home)
     findings = examine(settings)
-    who = "This machine" if settings.provider == "local" else "The bridge"
+    who = {"local": "This machine", "docker": "The Docker Engine", "modal": "Modal"}.get(
+        settings.provider, "The bridge"
+    )
     unfit = any(finding.fatal and not finding.ok for finding in findings)
     if as_json:
         print_json({"ok": not unfit, "findings": [asdict(finding) for finding in findings]})

@@ -75,6 +75,13 @@ class Egress:
     def default(self) -> EgressPolicy:
         return default_policy(self._settings.egress, keyed=self._closed())
 
+    def seal(self, text: str, purpose: str) -> str:
+        """So that it can be kept in the store; only a server of the same home opens it."""
+        return self._vault.seal(text, purpose)
+
+    def unseal(self, sealed: str, purpose: str) -> str:
+        return self._vault.open(sealed, purpose)
+
     # -- what is kept --------------------------------------------------------------------------------------------------
 
     def kept(self, request: CreateSandbox) -> tuple[Kept | None, Kept]:
@@ -93,12 +100,16 @@ class Egress:
         self._require_doors()
         changes: Kept = {}
         given = request.model_fields_set
+        before = self.policy_of(row)
+        deny = before.deny if request.deny is None else request.deny
         if "mode" in given or "allow" in given:
-            if request.mode is None and request.allow is None:
+            if request.mode is None and request.allow is None and not request.deny:
                 changes["egress"] = None
             else:
                 mode = request.mode or "allowlist"
-                changes["egress"] = _dumped(EgressPolicy(mode=mode, allow=request.allow or []))
+                changes["egress"] = _dumped(EgressPolicy(mode=mode, allow=request.allow or [], deny=deny))
+        elif request.deny is not None:
+            changes["egress"] = _dumped(before.model_copy(update={"deny": deny}))
         if request.secrets is not None:
             changes["secrets"] = self._sealed(request.secrets)
         stored = changes.get("egress", row.egress)
@@ -114,6 +125,7 @@ class Egress:
         return EgressInfo(
             mode=policy.mode,
             allow=policy.allow,
+            deny=policy.deny,
             secrets={host: _shown(kept) for host, kept in row.secrets.items()},
             inherited=row.egress is None,
             transparent=door is not None and door.transparent,

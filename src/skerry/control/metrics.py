@@ -11,10 +11,13 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Literal
 
+import structlog
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.metrics_core import Metric
 
 from skerry.models import State
+
+log = structlog.get_logger(__name__)
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -35,6 +38,15 @@ OPERATIONS: tuple[Operation, ...] = Operation.__args__  # type: ignore[attr-defi
 
 QUICK = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.08, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
 LONG = (0.005, 0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 60, 180, 600, 1800)
+
+
+THRESHOLDS = {
+    "sandbox.wake_latency": (5.0, "seconds"),
+    "sandbox.message_latency": (30.0, "seconds"),
+    "r2.sync_duration": (60.0, "seconds"),
+    "r2.storage_bytes": (1e9, "bytes"),
+}
+"""By the names that dashboards elsewhere have for them: beyond what somebody should look."""
 
 
 class Metrics:
@@ -85,6 +97,22 @@ class Metrics:
         self.egress_refusals = self._counter(
             "skerry_egress_refusals", "Connections and requests to the outside that policy refused.", "owner"
         )
+        self.tasks = self._counter("skerry_tasks", "Tasks of agents that ended, by how.", "status")
+        self.task_duration = self._histogram(
+            "skerry_task_duration_seconds", "From a task's beginning to its end.", LONG
+        )
+        self.task_first_event = self._histogram(
+            "skerry_task_first_event_seconds", "From a task's beginning to the first word of its agent.", LONG
+        )
+        self.task_tokens = self._counter("skerry_task_tokens", "Tokens that agents used.", "kind", "owner")
+        self.task_cost = self._counter("skerry_task_cost", "What they cost, as the agents reckon it.", "owner")
+        self.alerts = self._counter("skerry_alerts", "How often something was beyond its threshold.", "metric")
+        self.thresholds = Gauge("skerry_alert_threshold", "Beyond what.", ["metric"], registry=self.registry)
+        for metric, (most, _) in THRESHOLDS.items():
+            self.alerts.labels(metric)
+            self.thresholds.labels(metric).set(most)
+        for status in ("completed", "failed", "cancelled"):
+            self.tasks.labels(status)
         self._ok = self.commands.labels("ok")
         self._failed = self.commands.labels("failed")
         self._timed_out = self.commands.labels("timed_out")
@@ -101,6 +129,30 @@ class Metrics:
         """A command has ended."""
         (self._timed_out if timed_out else self._ok if exit_code == 0 else self._failed).inc()
         self.exec_duration.observe(seconds)
+
+    def beyond(self, metric: str, value: float, **about: str) -> str | None:
+        """Whether a value is beyond its threshold: it is counted and logged then, and this says so in a sentence."""
+        most, unit = THRESHOLDS[metric]
+        if value <= most:
+            return None
+        self.alerts.labels(metric).inc()
+        said = f"{metric} is {value:.3g} {unit}, and should be {most:g} at most."
+        log.warning("alert", metric=metric, value=value, threshold=most, **about)
+        return said
+
+    def first_event(self, seconds: float) -> None:
+        """A task's agent has said its first word."""
+        self.task_first_event.observe(seconds)
+
+    def task(self, status: str, seconds: float, tokens: Mapping[str, int], cost: float, owner: str) -> None:
+        """A task has ended."""
+        self.tasks.labels(status).inc()
+        self.task_duration.observe(seconds)
+        for kind, number in tokens.items():
+            if number:
+                self.task_tokens.labels(kind, owner).inc(number)
+        if cost > 0:
+            self.task_cost.labels(owner).inc(cost)
 
     def code(self, language: str) -> None:
         """A piece of code is run."""

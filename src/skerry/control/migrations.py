@@ -385,6 +385,213 @@ def say_what_it_may_reach(connection: Connection) -> None:
         connection.exec_driver_sql(statement.format_map(_TYPES[connection.dialect.name]))
 
 
+def say_whose_bucket_it_is(connection: Connection) -> None:
+    connection.exec_driver_sql("ALTER TABLE mounts ADD COLUMN own JSON")
+
+
+def say_which_programs_it_is_shown(connection: Connection) -> None:
+    connection.exec_driver_sql("ALTER TABLE sandboxes ADD COLUMN toolboxes JSON NOT NULL DEFAULT '[]'")
+
+
+def remember_tasks(connection: Connection) -> None:
+    types = _TYPES[connection.dialect.name] | {"bytes": "BYTEA" if connection.dialect.name == "postgresql" else "BLOB"}
+    statements = (
+        """CREATE TABLE tasks (
+            id {key} NOT NULL PRIMARY KEY,
+            node VARCHAR NOT NULL,
+            runner VARCHAR,
+            owner VARCHAR NOT NULL,
+            status VARCHAR NOT NULL,
+            provider VARCHAR NOT NULL,
+            agent VARCHAR NOT NULL,
+            sandbox_id {key},
+            made_sandbox BOOLEAN NOT NULL,
+            session_id VARCHAR,
+            team_id {key},
+            place INTEGER,
+            role TEXT,
+            schedule_id {key},
+            retry_of VARCHAR,
+            user_id VARCHAR,
+            message TEXT NOT NULL,
+            model VARCHAR,
+            git_url TEXT,
+            git_branch VARCHAR,
+            request JSON NOT NULL,
+            secrets TEXT,
+            step VARCHAR NOT NULL,
+            base JSON,
+            response TEXT,
+            diff JSON,
+            patch {bytes},
+            artifacts JSON NOT NULL,
+            tokens JSON NOT NULL,
+            cost {float} NOT NULL,
+            attempts INTEGER NOT NULL,
+            error TEXT,
+            error_code VARCHAR,
+            cancel BOOLEAN NOT NULL,
+            created_at {time} NOT NULL,
+            started_at {time},
+            completed_at {time}
+        )""",
+        "CREATE INDEX ix_tasks_owner_created_at ON tasks (owner, created_at)",
+        "CREATE INDEX ix_tasks_team_id ON tasks (team_id)",
+        "CREATE INDEX ix_tasks_schedule_id ON tasks (schedule_id)",
+        "CREATE INDEX ix_tasks_open ON tasks (node, status) WHERE status IN ('pending', 'running')",
+        """CREATE TABLE task_events (
+            id {serial},
+            task_id {key} NOT NULL REFERENCES tasks (id) ON DELETE CASCADE,
+            type VARCHAR NOT NULL,
+            at {time} NOT NULL,
+            data JSON NOT NULL
+        )""",
+        "CREATE INDEX ix_task_events_task_id_id ON task_events (task_id, id)",
+        """CREATE TABLE task_artifacts (
+            task_id {key} NOT NULL REFERENCES tasks (id) ON DELETE CASCADE,
+            path {key} NOT NULL,
+            content {bytes} NOT NULL,
+            PRIMARY KEY (task_id, path)
+        )""",
+        """CREATE TABLE teams (
+            id {key} NOT NULL PRIMARY KEY,
+            node VARCHAR NOT NULL,
+            owner VARCHAR NOT NULL,
+            request JSON NOT NULL,
+            secrets TEXT,
+            schedule_id VARCHAR,
+            snapshot VARCHAR,
+            shared BOOLEAN NOT NULL,
+            step VARCHAR NOT NULL,
+            created_at {time} NOT NULL
+        )""",
+        """CREATE TABLE schedules (
+            id {key} NOT NULL PRIMARY KEY,
+            owner VARCHAR NOT NULL,
+            name TEXT NOT NULL,
+            cron VARCHAR NOT NULL,
+            timezone VARCHAR NOT NULL,
+            missed VARCHAR NOT NULL,
+            overlap VARCHAR NOT NULL,
+            paused BOOLEAN NOT NULL,
+            kind VARCHAR NOT NULL,
+            request JSON NOT NULL,
+            secrets TEXT,
+            next_at {time},
+            last_at {time},
+            created_at {time} NOT NULL
+        )""",
+        "CREATE INDEX ix_schedules_owner ON schedules (owner)",
+        """CREATE TABLE schedule_runs (
+            id {serial},
+            schedule_id {key} NOT NULL REFERENCES schedules (id) ON DELETE CASCADE,
+            due_at {time} NOT NULL,
+            at {time} NOT NULL,
+            outcome VARCHAR NOT NULL,
+            task_id VARCHAR,
+            team_id VARCHAR,
+            reason TEXT,
+            UNIQUE (schedule_id, due_at)
+        )""",
+        """CREATE TABLE cloudflare_sandboxes (
+            id {key} NOT NULL PRIMARY KEY,
+            user_id VARCHAR,
+            status VARCHAR NOT NULL,
+            worker_url TEXT NOT NULL,
+            error TEXT,
+            workspace_synced_at {time},
+            last_active_at {time},
+            created_at {time} NOT NULL,
+            updated_at {time} NOT NULL
+        )""",
+    )
+    for statement in statements:
+        connection.exec_driver_sql(statement.format_map(types))
+
+
+def remember_sessions(connection: Connection) -> None:
+    statements = (
+        """CREATE TABLE agent_sessions (
+            id {key} NOT NULL PRIMARY KEY,
+            node VARCHAR NOT NULL,
+            owner VARCHAR NOT NULL,
+            title TEXT,
+            repo_owner VARCHAR,
+            repo_name VARCHAR,
+            branch VARCHAR,
+            model VARCHAR,
+            status VARCHAR NOT NULL,
+            settings JSON NOT NULL,
+            sealed TEXT,
+            sandbox_id VARCHAR,
+            sandbox_status VARCHAR NOT NULL,
+            sandbox_token VARCHAR,
+            agent_session VARCHAR,
+            snapshot VARCHAR,
+            spawned_at {float},
+            heard_at {float},
+            active_at {float},
+            failures INTEGER NOT NULL,
+            failed_at {float},
+            error TEXT,
+            created_at {time} NOT NULL,
+            updated_at {time} NOT NULL
+        )""",
+        "CREATE INDEX ix_agent_sessions_owner ON agent_sessions (owner, id)",
+        """CREATE TABLE session_messages (
+            number {serial},
+            id {key} NOT NULL UNIQUE,
+            session_id {key} NOT NULL REFERENCES agent_sessions (id) ON DELETE CASCADE,
+            content TEXT NOT NULL,
+            author VARCHAR,
+            model VARCHAR,
+            source VARCHAR NOT NULL,
+            attachments JSON NOT NULL,
+            status VARCHAR NOT NULL,
+            error TEXT,
+            created_at {time} NOT NULL,
+            started_at {time},
+            completed_at {time}
+        )""",
+        "CREATE INDEX ix_session_messages_session ON session_messages (session_id, number)",
+        """CREATE TABLE session_events (
+            number {serial},
+            session_id {key} NOT NULL REFERENCES agent_sessions (id) ON DELETE CASCADE,
+            id {key} NOT NULL,
+            type VARCHAR NOT NULL,
+            message_id VARCHAR,
+            data JSON NOT NULL,
+            at {time} NOT NULL
+        )""",
+        "CREATE UNIQUE INDEX ix_session_events_id ON session_events (session_id, id)",
+        "CREATE INDEX ix_session_events_number ON session_events (session_id, number)",
+        """CREATE TABLE session_artifacts (
+            id {key} NOT NULL PRIMARY KEY,
+            session_id {key} NOT NULL REFERENCES agent_sessions (id) ON DELETE CASCADE,
+            type VARCHAR NOT NULL,
+            url TEXT,
+            metadata JSON NOT NULL,
+            created_at {time} NOT NULL
+        )""",
+        "CREATE INDEX ix_session_artifacts_session ON session_artifacts (session_id)",
+        """CREATE TABLE session_participants (
+            id {key} NOT NULL PRIMARY KEY,
+            session_id {key} NOT NULL REFERENCES agent_sessions (id) ON DELETE CASCADE,
+            "user" VARCHAR NOT NULL,
+            name VARCHAR,
+            role VARCHAR NOT NULL,
+            sealed TEXT,
+            ws_token VARCHAR,
+            ws_token_until {time},
+            joined_at {time} NOT NULL
+        )""",
+        'CREATE UNIQUE INDEX ix_session_participants_user ON session_participants (session_id, "user")',
+        "CREATE INDEX ix_session_participants_token ON session_participants (ws_token)",
+    )
+    for statement in statements:
+        connection.exec_driver_sql(statement.format_map(_TYPES[connection.dialect.name]))
+
+
 MIGRATIONS: tuple[Migration, ...] = (
     create_everything,
     remember_contexts,
@@ -400,6 +607,10 @@ MIGRATIONS: tuple[Migration, ...] = (
     record_what_was_asked,
     remember_webhooks,
     say_what_it_may_reach,
+    say_whose_bucket_it_is,
+    say_which_programs_it_is_shown,
+    remember_tasks,
+    remember_sessions,
 )
 
 

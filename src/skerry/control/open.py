@@ -15,7 +15,14 @@ from skerry.settings import Settings
 async def open_registry(settings: Settings, guarded: bool = True) -> Registry:
     """A registry that is ready; raises ``HostUnfitError`` where sandboxes cannot run."""
     logs.configure(logging.WARNING)  # unless whoever opens it has decided already
-    keep(*settings.api_keys, settings.service_secret, settings.backup_key, database_url(settings.store_url).password)
+    own = (
+        settings.service_secret,
+        settings.worker_token,
+        settings.backup_key,
+        settings.forge_token,
+        database_url(settings.store_url).password,
+    )
+    keep(*settings.api_keys, *own)
     registry = Registry(create_provider(settings), Store(settings.store_url), settings, guarded=guarded)
     await registry.open()
     return registry

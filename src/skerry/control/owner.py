@@ -29,9 +29,11 @@ from skerry.control.pool import Pool, Warm
 from skerry.control.store import SandboxRow, Store
 from skerry.egress.door import Door
 from skerry.egress.policy import Refusal
-from skerry.errors import EnvLockedError, FilesMissingError, LifetimeOverError, SkerryError
+from skerry.errors import EnvLockedError, FilesMissingError, LifetimeOverError, SandboxBusyError, SkerryError
 from skerry.models import EgressInfo, Limits, ProcessInfo, Sample, SandboxInfo, SetEgress, State, Usage, now
 from skerry.providers.contract import Machine, Provider, Spec
+from skerry.providers.toolboxes import path_of
+from skerry.runtime.environment import PATH
 from skerry.runtime.faults import Faults, Reached
 from skerry.runtime.interpreter.context import Remembered
 from skerry.runtime.interpreter.pool import Provision
@@ -83,7 +85,7 @@ class Owner:
         self._started_with: Limits | None = None
         self._reached_at: dict[str, float] = {}
         self.gone = False
-        """Destroyed, or put away while it slept: whoever still holds this must ask the registry again."""
+        """Destroyed, put away while it slept, or another process's: whoever holds this must ask the registry again."""
         self.filling = False
         """Its files are being brought back, and nobody else may see it until they are there."""
         self.life = asyncio.Lock()
@@ -223,7 +225,11 @@ class Owner:
         self._require_time()
         row, began = self.row, time.perf_counter()
         # Before anything is recorded: the record of a machine that another process runs is that process's to keep.
-        await self._provider.require_idle(self.id)
+        try:
+            await self._provider.require_idle(self.id)
+        except SandboxBusyError:
+            self.gone = True  # what this process knows of it is old
+            raise
         if row.shipped is not None:
             await self._attendants.claim(self)
             row = self.row
@@ -239,7 +245,7 @@ class Owner:
         require_room()
         self.row = replace(row, state=State.STARTING, starts=row.starts + 1)
         self._started_with = limits = self._limits.of(row.limits)
-        warm = self._pool.take(row.image, limits) if not row.starts and not filled else None
+        warm = self._pool.take(row.image, limits, row.toolboxes) if not row.starts and not filled else None
         # Beside each other: a server that is killed once a command was answered must find that there was a start.
         recording = asyncio.ensure_future(
             self._store.update_sandbox(self.id, state=State.STARTING, starts=self.row.starts)
@@ -266,6 +272,7 @@ class Owner:
         took, how = time.perf_counter() - began, f"for the {_ordinal(self.row.starts)} time"
         if row.starts:
             self.metrics.wake_latency.labels("hibernate").observe(took)
+            self.alert("sandbox.wake_latency", took)
             lost = " over an empty disk, as was asked for: its files were missing" if missing else ""
             self.record("woken", f"Started {how}{lost}.", took=took, before=row.state)
         else:
@@ -336,6 +343,7 @@ class Owner:
         self._idle_since = time.monotonic()
         took = time.perf_counter() - began
         self.metrics.wake_latency.labels("freeze").observe(took)
+        self.alert("sandbox.wake_latency", took)
         self._save(state=State.ACTIVE, last_active_at=now())
         self.record("thawed", f"Thawed after {frozen_for:.1f} seconds.", took=took, before=State.FROZEN)
 
@@ -343,7 +351,7 @@ class Owner:
         again = self.row.starts > 1
         past = await self._store.processes(self.id) if again else []
         contexts = await self._store.contexts(self.id) if again else []
-        spec = Spec(id=self.id, image=self.row.image, limits=limits)
+        spec = Spec(self.id, self.row.image, limits, tuple(self.row.toolboxes), owner=self.row.owner)
         self._machine = await self._provider.start(spec, partial(self._died, self.row.starts))
         self.door = await self._egress.door(self._machine)
         self._egress.assign(self.door, self.row, self._refused, self._rotated, self.meter.carried)
@@ -372,7 +380,7 @@ class Owner:
     ) -> Runtime:
         return machine.runtime(
             machine.portal,
-            env=self._egress.variables(self.row),
+            env=self._variables(),
             on_process=self._process,
             past=past,
             provision=self._provision,
@@ -380,6 +388,10 @@ class Owner:
             past_contexts=contexts,
             faults=Faults(machine.met, self._started_with, self._provider.full),
         )
+
+    def _variables(self) -> dict[str, str]:
+        shown = {"PATH": PATH + path_of(self.row.toolboxes)} if self.row.toolboxes else {}
+        return {**shown, **self._egress.variables(self.row)}
 
     async def stop(self, reason: str, grace: float = 0.0, *, asked: bool = False) -> None:
         """End its processes, which have ``grace`` seconds after a SIGTERM; its files stay, unless it is ephemeral.
@@ -511,6 +523,12 @@ class Owner:
         self.row = replace(self.row, **changes)  # type: ignore[arg-type]
         self._ledger.post(lambda: self._store.update_sandbox(self.id, **changes))
 
+    def alert(self, metric: str, value: float) -> None:
+        """Say so, if that is beyond its threshold."""
+        said = self.metrics.beyond(metric, value, sandbox=self.id)
+        if said is not None:
+            self.record("alert", said, by=SERVER, details={"metric": metric, "value": round(value, 3)})
+
     def record(
         self,
         kind: str,
@@ -569,6 +587,7 @@ def describe(row: SandboxRow, limits: SandboxLimits, owner: Owner | None = None)
         made_from=row.made_from,
         forked_from=row.forked_from,
         base=row.base,
+        toolboxes=row.toolboxes,
         egress=None if row.egress is None else row.egress["mode"],
         network=network(Usage.model_validate(row.usage or {}), None)
         if owner is None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import secrets
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 import structlog
@@ -69,8 +69,8 @@ class Pool:
     def ready(self) -> int:
         return len(self._ready)
 
-    def take(self, image: str, limits: Limits) -> Warm | None:
-        fits = all(getattr(limits, name) == getattr(self._limits, name) for name in AT_START)
+    def take(self, image: str, limits: Limits, toolboxes: Sequence[str] = ()) -> Warm | None:
+        fits = not toolboxes and all(getattr(limits, name) == getattr(self._limits, name) for name in AT_START)
         if image != IMAGE or not self._ready or not fits:
             return None
         self._wanted.set()

@@ -25,6 +25,8 @@ Resolve = Callable[[str, int], Awaitable[list[str]]]
 
 LARGEST_ANSWER = 64 * 1024
 """So much of an answer is read, and no more."""
+LATE = 0.1
+"""Seconds in which an answer is read that arrived in time."""
 
 # What clouds answer on with credentials, beside link-local addresses.
 _METADATA = frozenset(map(ip_address, ("100.100.100.200", "192.0.0.192", "fd00:ec2::254", "fd20:ce::254")))
@@ -95,15 +97,23 @@ class Reach:
 
     async def post(self, url: str, headers: Iterable[tuple[str, str]], body: bytes, timeout: float) -> int:
         """The status that was answered. A redirect is an answer like any other: nobody follows it."""
+        sending = asyncio.ensure_future(self._post(url, list(headers), body))
         try:
-            async with asyncio.timeout(timeout):
-                return await self._post(url, list(headers), body)
-        except TimeoutError:
-            raise UnreachedError(f"There was no answer within {timeout:g} seconds.") from None
+            await asyncio.wait({sending}, timeout=timeout)
+            if not sending.done():
+                # It may have been this server that was slow. An answer that is here already is read: if it were not,
+                # the receiver would get it all once more.
+                await asyncio.wait({sending}, timeout=LATE)
+            if not sending.done():
+                raise UnreachedError(f"There was no answer within {timeout:g} seconds.")
+            return sending.result()
         except WebhookTargetError as error:
             raise UnreachedError(error.message) from None
         except (httpcore.NetworkError, httpcore.ProtocolError, httpcore.TimeoutException, OSError) as error:
             raise UnreachedError(_why(error)) from None
+        finally:
+            sending.cancel()
+            await asyncio.gather(sending, return_exceptions=True)
 
     async def _post(self, url: str, headers: list[tuple[str, str]], body: bytes) -> int:
         # A connection of its own for each: the name is looked up, and what it means is checked, every time.

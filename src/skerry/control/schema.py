@@ -17,6 +17,7 @@ from sqlalchemy import (
     Float,
     ForeignKey,
     Integer,
+    LargeBinary,
     MetaData,
     String,
     Table,
@@ -90,6 +91,7 @@ sandboxes = Table(
     Column("usage", JSON(none_as_null=True)),
     Column("egress", JSON(none_as_null=True)),
     Column("secrets", JSON, nullable=False),
+    Column("toolboxes", JSON, nullable=False),
 )
 
 snapshots = Table(
@@ -188,6 +190,7 @@ mounts = Table(
     Column("prefix", Text, nullable=False),
     Column("read_only", Boolean, nullable=False),
     Column("mounted_at", UtcDateTime, nullable=False),
+    Column("own", JSON),
 )
 
 owners = Table(
@@ -328,6 +331,215 @@ deliveries = Table(
     Column("delivered_at", UtcDateTime),
     Column("status", Integer),
     Column("error", Text),
+)
+
+# No foreign keys to sandboxes: what was done in one is on record when it is gone.
+tasks = Table(
+    "tasks",
+    metadata,
+    Column("id", String, primary_key=True),
+    Column("node", String, nullable=False),
+    Column("runner", String),
+    Column("owner", String, nullable=False),
+    Column("status", String, nullable=False),
+    Column("provider", String, nullable=False),
+    Column("agent", String, nullable=False),
+    Column("sandbox_id", String),
+    Column("made_sandbox", Boolean, nullable=False),
+    Column("session_id", String),
+    Column("team_id", String),
+    Column("place", Integer),
+    Column("role", Text),
+    Column("schedule_id", String),
+    Column("retry_of", String),
+    Column("user_id", String),
+    Column("message", Text, nullable=False),
+    Column("model", String),
+    Column("git_url", Text),
+    Column("git_branch", String),
+    Column("request", JSON, nullable=False),
+    Column("secrets", Text),
+    Column("step", String, nullable=False),
+    Column("base", JSON(none_as_null=True)),
+    Column("response", Text),
+    Column("diff", JSON(none_as_null=True)),
+    Column("patch", LargeBinary),
+    Column("artifacts", JSON, nullable=False),
+    Column("tokens", JSON, nullable=False),
+    Column("cost", Float, nullable=False),
+    Column("attempts", Integer, nullable=False),
+    Column("error", Text),
+    Column("error_code", String),
+    Column("cancel", Boolean, nullable=False),
+    Column("created_at", UtcDateTime, nullable=False),
+    Column("started_at", UtcDateTime),
+    Column("completed_at", UtcDateTime),
+)
+
+task_events = Table(
+    "task_events",
+    metadata,
+    Column("id", BigInteger().with_variant(Integer(), "sqlite"), primary_key=True),
+    Column("task_id", ForeignKey("tasks.id", ondelete="CASCADE"), nullable=False),
+    Column("type", String, nullable=False),
+    Column("at", UtcDateTime, nullable=False),
+    Column("data", JSON, nullable=False),
+)
+
+task_artifacts = Table(
+    "task_artifacts",
+    metadata,
+    Column("task_id", ForeignKey("tasks.id", ondelete="CASCADE"), primary_key=True),
+    Column("path", String, primary_key=True),
+    Column("content", LargeBinary, nullable=False),
+)
+
+teams = Table(
+    "teams",
+    metadata,
+    Column("id", String, primary_key=True),
+    Column("node", String, nullable=False),
+    Column("owner", String, nullable=False),
+    Column("request", JSON, nullable=False),
+    Column("secrets", Text),
+    Column("schedule_id", String),
+    Column("snapshot", String),
+    Column("shared", Boolean, nullable=False),
+    Column("step", String, nullable=False),
+    Column("created_at", UtcDateTime, nullable=False),
+)
+
+schedules = Table(
+    "schedules",
+    metadata,
+    Column("id", String, primary_key=True),
+    Column("owner", String, nullable=False),
+    Column("name", Text, nullable=False),
+    Column("cron", String, nullable=False),
+    Column("timezone", String, nullable=False),
+    Column("missed", String, nullable=False),
+    Column("overlap", String, nullable=False),
+    Column("paused", Boolean, nullable=False),
+    Column("kind", String, nullable=False),
+    Column("request", JSON, nullable=False),
+    Column("secrets", Text),
+    Column("next_at", UtcDateTime),
+    Column("last_at", UtcDateTime),
+    Column("created_at", UtcDateTime, nullable=False),
+)
+
+schedule_runs = Table(
+    "schedule_runs",
+    metadata,
+    Column("id", BigInteger().with_variant(Integer(), "sqlite"), primary_key=True),
+    Column("schedule_id", ForeignKey("schedules.id", ondelete="CASCADE"), nullable=False),
+    Column("due_at", UtcDateTime, nullable=False),
+    Column("at", UtcDateTime, nullable=False),
+    Column("outcome", String, nullable=False),
+    Column("task_id", String),
+    Column("team_id", String),
+    Column("reason", Text),
+)
+
+# What workers in the cloud have told of their sandboxes.
+cloudflare_sandboxes = Table(
+    "cloudflare_sandboxes",
+    metadata,
+    Column("id", String, primary_key=True),
+    Column("user_id", String),
+    Column("status", String, nullable=False),
+    Column("worker_url", Text, nullable=False),
+    Column("error", Text),
+    Column("workspace_synced_at", UtcDateTime),
+    Column("last_active_at", UtcDateTime),
+    Column("created_at", UtcDateTime, nullable=False),
+    Column("updated_at", UtcDateTime, nullable=False),
+)
+
+# A coding session, and the sandbox that it has at the time.
+agent_sessions = Table(
+    "agent_sessions",
+    metadata,
+    Column("id", String, primary_key=True),
+    Column("node", String, nullable=False),
+    Column("owner", String, nullable=False),
+    Column("title", Text),
+    Column("repo_owner", String),
+    Column("repo_name", String),
+    Column("branch", String),
+    Column("model", String),
+    Column("status", String, nullable=False),
+    Column("settings", JSON, nullable=False),
+    Column("sealed", Text),
+    Column("sandbox_id", String),
+    Column("sandbox_status", String, nullable=False),
+    Column("sandbox_token", String),
+    Column("agent_session", String),
+    Column("snapshot", String),
+    Column("spawned_at", Float),
+    Column("heard_at", Float),
+    Column("active_at", Float),
+    Column("failures", Integer, nullable=False),
+    Column("failed_at", Float),
+    Column("error", Text),
+    Column("created_at", UtcDateTime, nullable=False),
+    Column("updated_at", UtcDateTime, nullable=False),
+)
+
+session_messages = Table(
+    "session_messages",
+    metadata,
+    Column("number", BigInteger().with_variant(Integer(), "sqlite"), primary_key=True),
+    Column("id", String, nullable=False, unique=True),
+    Column("session_id", ForeignKey("agent_sessions.id", ondelete="CASCADE"), nullable=False),
+    Column("content", Text, nullable=False),
+    Column("author", String),
+    Column("model", String),
+    Column("source", String, nullable=False),
+    Column("attachments", JSON, nullable=False),
+    Column("status", String, nullable=False),
+    Column("error", Text),
+    Column("created_at", UtcDateTime, nullable=False),
+    Column("started_at", UtcDateTime),
+    Column("completed_at", UtcDateTime),
+)
+
+# Unique by (session, id), so that what is sent twice is there once. Of the answer so far only the latest is kept.
+session_events = Table(
+    "session_events",
+    metadata,
+    Column("number", BigInteger().with_variant(Integer(), "sqlite"), primary_key=True),
+    Column("session_id", ForeignKey("agent_sessions.id", ondelete="CASCADE"), nullable=False),
+    Column("id", String, nullable=False),
+    Column("type", String, nullable=False),
+    Column("message_id", String),
+    Column("data", JSON, nullable=False),
+    Column("at", UtcDateTime, nullable=False),
+)
+
+session_artifacts = Table(
+    "session_artifacts",
+    metadata,
+    Column("id", String, primary_key=True),
+    Column("session_id", ForeignKey("agent_sessions.id", ondelete="CASCADE"), nullable=False),
+    Column("type", String, nullable=False),
+    Column("url", Text),
+    Column("metadata", JSON, nullable=False),
+    Column("created_at", UtcDateTime, nullable=False),
+)
+
+session_participants = Table(
+    "session_participants",
+    metadata,
+    Column("id", String, primary_key=True),
+    Column("session_id", ForeignKey("agent_sessions.id", ondelete="CASCADE"), nullable=False),
+    Column("user", String, nullable=False),
+    Column("name", String),
+    Column("role", String, nullable=False),
+    Column("sealed", Text),
+    Column("ws_token", String),
+    Column("ws_token_until", UtcDateTime),
+    Column("joined_at", UtcDateTime, nullable=False),
 )
 
 schema_migrations = Table(

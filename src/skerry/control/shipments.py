@@ -31,7 +31,18 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger(__name__)
 
-SETTINGS = ("image", "env", "labels", "limits", "sleep_after", "keep_alive", "on_idle", "hibernate_after", "egress")
+SETTINGS = (
+    "image",
+    "env",
+    "labels",
+    "limits",
+    "sleep_after",
+    "keep_alive",
+    "on_idle",
+    "hibernate_after",
+    "egress",
+    "toolboxes",
+)
 
 
 class Shipments:
@@ -133,7 +144,11 @@ class Shipments:
             f"It was brought from bucket {bucket!r}, where {record.node} had shipped it.",
             took=time.perf_counter() - began,
         )
-        kept: dict[str, Any] = {"egress": None, **record.settings}  # one that was shipped before there was any
+        kept: dict[str, Any] = {
+            "egress": None,
+            "toolboxes": [],
+            **record.settings,
+        }  # one that was shipped before there was any
         return SandboxRow(
             id=id,
             node=self._node(),

@@ -211,6 +211,7 @@ class Snapshots:
             limits={**was["limits"], **row.limits},
             egress=row.egress if request.egress is not None else was.get("egress"),
             sleep_after=row.sleep_after if request.sleep_after is not None else was["sleepAfter"],
+            toolboxes=row.toolboxes if "toolboxes" in said else was.get("toolboxes", []),
             made_from=snapshot.id,
             base=snapshot.id,
         )
@@ -361,6 +362,7 @@ def _settings(row: SandboxRow) -> dict[str, Any]:
         "limits": row.limits,
         "sleepAfter": row.sleep_after,
         "egress": row.egress,
+        "toolboxes": row.toolboxes,
     }
 
 

@@ -44,8 +44,11 @@ from skerry.control.account_rows import AccountRows
 from skerry.control.audit_rows import AuditRows
 from skerry.control.identity import LOCAL
 from skerry.control.migrations import migrate
+from skerry.control.schedule_rows import ScheduleRows
 from skerry.control.schema import contexts, events, exposures, mounts, owners, processes, sandboxes, workspaces
+from skerry.control.session_rows import SessionRows
 from skerry.control.snapshot_rows import SnapshotRows
+from skerry.control.task_rows import TaskRows, WorkerRows
 from skerry.control.webhook_rows import WebhookRows
 from skerry.errors import (
     InvalidRequestError,
@@ -100,6 +103,7 @@ class SandboxRow:
     """What it has used in all its life."""
     egress: dict[str, Any] | None = None
     secrets: dict[str, Any] = field(default_factory=dict, repr=False)
+    toolboxes: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +147,8 @@ class MountRow:
     prefix: str = ""
     read_only: bool = False
     mounted_at: datetime = field(default_factory=now)
+    own: dict[str, Any] | None = field(default=None, repr=False)
+    """Of a bucket that is not configured: where it is, and its keys, sealed."""
 
 
 class Store:
@@ -157,6 +163,10 @@ class Store:
         self.accounts = AccountRows(self._read, self._write, self._upsert, _storable)
         self.audit = AuditRows(self._read, self._write, self._together, sqlite=self._sqlite)
         self.webhooks = WebhookRows(self._read, self._write)
+        self.tasks = TaskRows(self._read, self._write, self._together, _clean)
+        self.schedules = ScheduleRows(self._read, self._write, self._together)
+        self.workers = WorkerRows(self._read, self._write, self._upsert)
+        self.sessions = SessionRows(self._read, self._write, self._together, self._upsert, _storable)
 
     def __repr__(self) -> str:
         return f"Store({self.address!r})"
@@ -286,9 +296,13 @@ class Store:
         """Record what happened, also to a sandbox that is gone; ``more`` are the event's other fields."""
         values = {"at": now(), "details": {}} | more
         values |= {"sandbox_id": sandbox_id, "kind": kind, "message": _clean(message)}
-        statement = insert(events).values(_storable(values)).returning(*events.c)
-        if not await self.webhooks.any():
-            return SandboxEvent(**(await self._write(statement))[0]._mapping)
+        values = _storable(values)
+        # Mostly nobody is to be told, and then it is one statement.
+        given = select(*(literal(value, events.c[name].type) for name, value in values.items()))
+        alone = insert(events).from_select(list(values), given.where(~self.webhooks.enabled()))
+        if added := await self._write(alone.returning(*events.c)):
+            return SandboxEvent(**added[0]._mapping)
+        statement = insert(events).values(values).returning(*events.c)
 
         async def add(connection: AsyncConnection) -> SandboxEvent:
             # With those who are to be told, or not at all.

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from skerry.control.actor import caller
+from skerry.control.actor import SERVER, caller
 from skerry.control.events import Events
 from skerry.control.identity import LOCAL, normalise_id
 from skerry.control.metrics import Metrics
@@ -90,6 +90,7 @@ class Workspaces:
             await self._account(id, workspace.bucket, outcome.stored, outcome.size, outcome.synced_at)
         if not request.dry_run:
             self._metrics.sync_duration.observe(took)
+            self._alert(id, "r2.sync_duration", took)
             self._metrics.bytes.labels("up" if request.direction == "push" else "down").inc(outcome.moved)
             self._history.record(
                 id,
@@ -154,12 +155,20 @@ class Workspaces:
         labels = info.labels
         owner = info.owner if info.owner != LOCAL else labels.get(OWNER) or labels.get("userId") or NOBODY
         await self._store.save_workspace(StoredRow(id, owner, bucket, files, size, synced_at))
-        await self._publish()
+        self._alert(id, "r2.storage_bytes", (await self._publish())[owner], owner=owner)
 
-    async def _publish(self) -> None:
+    def _alert(self, id: str, metric: str, value: float, **about: str) -> None:
+        said = self._metrics.beyond(metric, value, sandbox=id, **about)
+        if said is not None:
+            details = {"metric": metric, "value": round(value, 3), **about}
+            self._history.record(id, "alert", said, by=SERVER, details=details)
+
+    async def _publish(self) -> Counter[str]:
+        sums = _sums(await self._store.workspaces())
         self._metrics.storage_bytes.clear()
-        for owner, size in _sums(await self._store.workspaces()).items():
+        for owner, size in sums.items():
             self._metrics.storage_bytes.labels(owner).set(size)
+        return sums
 
     async def open(self) -> None:
         await self._publish()

@@ -347,7 +347,9 @@ class Door:
 
     def _listens(self, wanted: Pass) -> bool:
         """Whether a name that is said in a tunnel could be one that is not allowed."""
-        return self.policy.mode == "allowlist" and isinstance(wanted.host, str)
+        if self.policy.mode == "allowlist":
+            return isinstance(wanted.host, str)
+        return bool(self.policy.denied)
 
     async def _listen(self, sock: socket.socket, rest: bytes, wanted: Pass, outer: socket.socket) -> bytes | None:
         """What was said first in a tunnel, to be passed on; None where the tunnel ended with it."""
@@ -365,7 +367,7 @@ class Door:
             await loop.sock_sendall(sock, DENIED)
             await _linger(sock)
             return None
-        if opening.http:
+        if opening.http and isinstance(wanted.host, str):
             # Every request is written anew, for the host that the tunnel was asked for.
             origin = Origin(wanted.host, wanted.port, False)
             upstream = Upstream(origin, self._stream(outer, count=self.usage.count), outer.close, self.turn)
@@ -375,6 +377,8 @@ class Door:
 
     def _judge_names(self, names: Sequence[str], wanted: Pass) -> None:
         """Raises ``Refused`` unless TLS is for the host of the tunnel, or another that needs no closer look."""
+        if not names and self.policy.mode != "allowlist":
+            return
         if not names:
             raise self.policy.refused(wanted.host, wanted.port, f"TLS with {wanted.host} names no host (SNI).")
         for name in names:

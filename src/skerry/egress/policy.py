@@ -137,11 +137,15 @@ class Pass:
 class Policy:
     mode: Mode = "none"
     rules: Sequence[Rule] = field(default_factory=tuple)
+    denied: Sequence[Rule] = field(default_factory=tuple)
+    """Hosts that are refused whatever else is said of them."""
 
     def judge(self, host: str | Address, port: int) -> Pass:
         """May this be reached, as far as can be said before it is resolved? Raises ``Refused``."""
         if self.mode == "none":
             raise self.refused(host, port, "This sandbox has no network: its egress is 'none'.")
+        if self._denies(host):
+            raise self.refused(host, port, f"{shown(host)} is on this sandbox's deny-list.")
         if isinstance(host, str):
             rules = [rule for rule in self.rules if rule.names(host) and rule.admits_port(port)]
             if self.mode == "open":
@@ -159,13 +163,18 @@ class Policy:
 
     def admits_address(self, address: Address, port: int) -> bool:
         """May a name that passed lead to this address?"""
-        return is_public(address) or self.names_address(address, port)
+        return not self._denies(address) and (is_public(address) or self.names_address(address, port))
 
     def names_address(self, address: Address, port: int) -> bool:
         """Is the address allowed by a network of the list, whatever kind it is?"""
         return any(rule.holds(address) and rule.admits_port(port) for rule in self.rules)
 
+    def _denies(self, host: str | Address) -> bool:
+        return any(rule.names(host) if isinstance(host, str) else rule.holds(host) for rule in self.denied)
+
     def admits_lookup(self, name: str) -> bool:
+        if self._denies(name):
+            return False
         if self.mode == "allowlist":
             return any(rule.names(name) for rule in self.rules)
         return self.mode == "open"
@@ -197,7 +206,15 @@ def compiled(policy: EgressPolicy, extra: Iterable[str] = ()) -> Policy:
             hint="Use mode 'allowlist' to name hosts.",
         )
     rules += [_rule(parse(host)) for host in extra]
-    return Policy(policy.mode, tuple(rules))
+    return Policy(policy.mode, tuple(rules), tuple(_denial(host) for host in policy.deny))
+
+
+def _denial(host: str) -> Rule:
+    if (written := parse(host)).ports or written.methods or written.path:
+        raise InvalidEgressError(
+            f"{host[:200]!r} cannot be denied.", hint="A deny-list has hosts and networks, and nothing else about them."
+        )
+    return _rule(written)
 
 
 def parse(text: str) -> EgressRule:

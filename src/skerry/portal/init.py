@@ -1,6 +1,7 @@
 """PID 1 of a sandbox: does what the portal asks and reaps orphans.
 
-One JSON message per packet on descriptor 3 (SOCK_SEQPACKET), descriptors beside it by SCM_RIGHTS:
+One JSON message per packet on descriptor 3 (SOCK_SEQPACKET), descriptors beside it by SCM_RIGHTS; whoever cannot pass
+on descriptor 3 names a socket to connect to instead.
 
     → {"i": 7, "op": "open", "path": "/etc/hostname", "flags": 0, "mode": 438}
     ← {"i": 7, "r": null}  + one descriptor        or  {"i": 7, "e": 2, "w": "path"}
@@ -413,7 +414,19 @@ def reap(sock: _socket.socket, children: dict[int, int]) -> None:
             send(sock, {"x": children.pop(pid), "s": status}, [])
 
 
+def dial(path: str) -> None:
+    sock = _socket.socket(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
+    sock.connect(path)
+    if sock.fileno() != 3:
+        os.dup2(sock.fileno(), 3)
+        sock.close()
+    else:
+        sock.detach()
+
+
 def main() -> None:
+    if len(sys.argv) > 1:
+        dial(sys.argv[1])
     sock = _socket.socket(fileno=3)
     os.set_inheritable(3, False)
     os.closerange(4, 64)  # bubblewrap's own, done with by now

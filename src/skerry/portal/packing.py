@@ -345,6 +345,7 @@ class Machine(Tree):
         # The host's programs are a file system of their own; where that cannot be changed it is not the machine's.
         self.devices = {self.device} if read_only("/usr") else {self.device, os.stat("/usr").st_dev}
         self.pending: list[tuple[int, str, str, os.stat_result]] = []
+        self.mounted = mounted_files()
 
     def pack(self) -> None:
         for path in map(os.fsdecode, self.deleted):
@@ -360,7 +361,9 @@ class Machine(Tree):
             if inner in VIRTUAL:
                 continue
             if not stat.S_ISDIR(status.st_mode):
-                if status.st_ctime_ns >= self.since:
+                if inner in self.mounted:
+                    self.archive.note("mounts", inner)
+                elif status.st_ctime_ns >= self.since:
                     self.flush()
                     self.attempt(fd, name, inner, status)
                 continue
@@ -414,6 +417,14 @@ class Machine(Tree):
             self.archive.add(fd, name, inner, status)
         except FileNotFoundError:
             self.archive.note("vanished", inner)
+
+
+def mounted_files() -> set[str]:
+    """Files, without a leading slash, that something of the host's is shown as: container engines do so with some of
+    /etc. Devices do not tell them apart, because those of an overlay's files may be others than its directories'."""
+    with open("/proc/self/mountinfo", "rb") as lines:
+        points = [os.fsdecode(line.split()[4].decode("unicode_escape").encode("latin-1")) for line in lines]
+    return {point[1:] for point in points if not os.path.isdir(point)}
 
 
 def read_only(path: str) -> bool:

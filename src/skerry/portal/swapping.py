@@ -37,6 +37,7 @@ def swap(target: str, places: dict[str, str]) -> None:
     step = Steps(f"{places['']}/log")
     try:
         if target == "/":
+            leave_mounted(places[""])
             delete(step, places)
             for prefix, aside in places.items():
                 merge(step, f"/{prefix}", f"{aside}/new", f"{aside}/old", prefix, set(places) - {prefix})
@@ -57,6 +58,15 @@ def swap(target: str, places: dict[str, str]) -> None:
     tools.say({"swapped": True})
     sys.stdout.flush()
     discard(places)
+
+
+def leave_mounted(aside: str) -> None:
+    """What the engine of this machine shows as a file is not a backup's to replace, wherever that was made."""
+    for path in packing.mounted_files():
+        staged = f"{aside}/new/{path}"
+        straight = os.path.realpath(os.path.dirname(staged)) == os.path.dirname(staged)
+        if straight and os.path.lexists(staged) and not folder(staged):
+            os.unlink(staged)
 
 
 def settle(target: str, places: dict[str, str]) -> None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
+from skerry.errors import ProviderAbsentError
 from skerry.models import ImageInfo, LayerChange, Limits
 from skerry.portal.contract import Portal
 from skerry.runtime.faults import NOTHING, Met
@@ -28,6 +29,8 @@ class Capabilities:
     """Whether file systems of ours can be mounted in a machine that runs."""
     egress: bool = True
     """Whether what leaves a machine goes through a door of ours, so that a policy can be held and secrets be added."""
+    toolboxes: bool = False
+    """Whether programs of the host can be shown inside."""
     unheld: Mapping[str, str] = field(default_factory=dict)
     """The limits that machines cannot be held to here, and why, in a sentence."""
     details: Mapping[str, Any] = field(default_factory=dict)
@@ -40,6 +43,10 @@ class Spec:
     id: str
     image: str
     limits: Limits = field(default_factory=Limits)
+    toolboxes: tuple[str, ...] = ()
+    """Programs of the host that are shown inside."""
+    owner: str | None = None
+    """Whose it is, for providers whose other users see it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,8 +133,10 @@ class Changes(Protocol):
 
 
 class Provider(Protocol):
-    alone: bool
-    """No other process uses these machines, so what is unfinished was left by one that was killed."""
+    @property
+    def alone(self) -> bool:
+        """No other process uses these machines, so what is unfinished was left by one that was killed."""
+        ...
 
     def capabilities(self) -> Capabilities: ...
 
@@ -136,6 +145,13 @@ class Provider(Protocol):
         ...
 
     async def close(self) -> None: ...
+
+    async def place(self, id: str, provider: str | None) -> None:
+        """Where a machine that has no files yet is to be: on the provider of that name, or where they usually are.
+
+        Raises ``ProviderNotConfiguredError``; what was placed is forgotten by ``forget``.
+        """
+        ...
 
     async def start(self, spec: Spec, died: Callable[[str], Awaitable[None]]) -> Machine:
         """Start a machine over its own files, making them on first use. ``died(reason)`` is called once if it ends
@@ -212,6 +228,10 @@ class Provider(Protocol):
         """Raises ``ImageNotFoundError``, naming those there are."""
         ...
 
+    async def require_toolbox(self, name: str) -> None:
+        """Installs it if it is missing. Raises ``InvalidRequestError`` for one that there is not, ``ToolboxError``."""
+        ...
+
     async def import_image(
         self, name: str, source: str, progress: Callable[[int], None] | None = None, label: str | None = None
     ) -> ImageInfo:
@@ -220,3 +240,10 @@ class Provider(Protocol):
         ...
 
     async def remove_image(self, name: str) -> None: ...
+
+
+def elsewhere(asked: str, there: Iterable[str]) -> ProviderAbsentError:
+    return ProviderAbsentError(
+        f"This server has no provider {asked[:40]!r}.",
+        hint=f"It has {', '.join(there)}. SKERRY_PROVIDERS names those it has besides its own.",
+    )

@@ -115,9 +115,12 @@ class Runtime:
             limit_message=None if reached is None else reached.message,
         )
 
-    async def exec_stream(self, request: ExecRequest) -> AsyncIterator[ExecEvent]:
-        """The same, as events while it runs. Closing the iterator kills the command; a slow reader slows only it."""
-        task = _task(request)
+    async def exec_stream(self, request: ExecRequest, *, builtins: bool = False) -> AsyncIterator[ExecEvent]:
+        """The same, as events while it runs. Closing the iterator kills the command; a slow reader slows only it.
+
+        With ``builtins``, an argument vector in a session may be `cd` or `export`, and changes the session.
+        """
+        task = _task(request, builtins=builtins)
         if request.session is not None:
             self.sessions.find(request.session)
         events = _Events(request.encoding)
@@ -266,7 +269,7 @@ class _Events(Backlog[ExecEvent]):
             pump.resume()
 
 
-def _task(request: ExecRequest) -> Task:
+def _task(request: ExecRequest, *, builtins: bool = False) -> Task:
     if not request.command.strip():
         raise MissingCommandError("No command was given.", hint='Send {"command": "…"}.')
     for word in (request.command, *(request.args or ())):
@@ -283,7 +286,7 @@ def _task(request: ExecRequest) -> Task:
             )
         except (binascii.Error, ValueError):
             raise InvalidRequestError(f"stdin is not valid {request.encoding}.") from None
-    return Task(request.command, request.args, request.cwd, request.env, stdin)
+    return Task(request.command, request.args, builtins, request.cwd, request.env, stdin)
 
 
 def _shown(request: ExecRequest) -> str:

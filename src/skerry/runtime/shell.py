@@ -35,7 +35,7 @@ GRACE = 1.0
 _LOOP = r"""
 builtin export -n __skerry
 builtin trap 'builtin return 124 2>/dev/null' RTMIN+9
-while builtin read -r -u 8 __skerry_step __skerry_in; do
+while IFS=' ' builtin read -r -u 8 __skerry_step __skerry_in; do
   { builtin . "$__skerry$__skerry_step"; } <"$__skerry_in" >"${__skerry}out" 2>"${__skerry}err" 8<&- 9>&-
   builtin printf '%s\n' "$?" >&9
 done
@@ -90,6 +90,17 @@ fi
 (builtin exec -- "${__skerry_argv[@]}")
 """
 
+# The same, run by the shell itself: `cd`, `export` and functions are what they are in a session, and words are still
+# nothing but words.
+_WORDS = r"""
+builtin mapfile -d '' -t __skerry_argv <"${__skerry}argv"
+if ! builtin type -- "${__skerry_argv[0]}" &>/dev/null; then
+  builtin printf '%s: command not found\n' "${__skerry_argv[0]}" >&2
+  builtin return 127
+fi
+"${__skerry_argv[@]}"
+"""
+
 # Where the shell is and what it exports, for processes that start from it.
 _STATE = r"""
 builtin printf '%s\0' "$PWD"
@@ -98,7 +109,7 @@ while IFS= builtin read -r __skerry_name; do
 done < <(builtin compgen -e)
 """
 
-_STEPS = {"with": _WITH, "args": _ARGV, "state": _STATE}
+_STEPS = {"with": _WITH, "args": _ARGV, "words": _WORDS, "state": _STATE}
 
 
 @dataclass(slots=True)
@@ -107,6 +118,8 @@ class Task:
 
     command: str = ""
     args: Sequence[str] | None = None
+    builtins: bool = False
+    """Whether the vector may name what the shell itself can do."""
     cwd: str | None = None
     env: Mapping[str, str | None] = field(default_factory=dict)
     stdin: bytes | None = None
@@ -248,7 +261,7 @@ class Shell:
             then = await self._step(task.step)
         elif task.args is not None:
             await self._write("argv", _nul([task.command, *task.args]))
-            then = await self._step("args")
+            then = await self._step("words" if task.builtins else "args")
         else:
             data = task.command.encode() + b"\n"
             os.ftruncate(self._command, 0)

@@ -8,6 +8,9 @@ from typing import Any
 
 from fastapi import APIRouter, FastAPI, Response
 
+from skerry.agents.sessions.sessions import Sessions
+from skerry.agents.worker import Worker
+from skerry.agents.workforce import Workforce
 from skerry.control.audit import Audit
 from skerry.control.metrics import CONTENT_TYPE
 from skerry.control.reception import Reception
@@ -29,11 +32,15 @@ from skerry.server import (
     mounts,
     ports,
     processes,
+    reports,
     sandboxes,
+    sessions,
     sign_in,
     snapshots,
+    tasks,
     terminal,
     webhooks,
+    worker,
     workspaces,
 )
 from skerry.server import audit as audit_log
@@ -42,6 +49,7 @@ from skerry.server.cloudflare.address import ContainerAddresses
 from skerry.server.cloudflare.bridge import bridge_routes
 from skerry.server.cloudflare.container import container_routes
 from skerry.server.cloudflare.dialect import Dialects
+from skerry.server.inward import Inward
 from skerry.server.nouns import noun_router
 from skerry.server.preview.front import Front, Previews
 from skerry.server.witness import Witness
@@ -89,16 +97,27 @@ class _App(FastAPI):
             schemes["bearer"] = {"type": "http", "scheme": "bearer"}
             document["security"] = [{"bearer": []}]
             document["paths"]["/health"]["get"]["security"] = []
-            document["paths"]["/v1/auth/sign-in"]["post"]["security"] = []
+            for path in ("/v1/auth/sign-in", "/api/auth/sign-in/email"):
+                document["paths"][path]["post"]["security"] = []
+            document["paths"]["/api/v2/cloudflare/webhook"]["post"]["security"] = [{"worker": []}]
+            schemes["worker"] = {"type": "http", "scheme": "bearer", "description": "SKERRY_WORKER_TOKEN"}
         return document
 
 
 def create_app(
-    registry: Registry, settings: Settings, audit: Audit | None = None, *, access_log: bool = False
+    registry: Registry,
+    settings: Settings,
+    audit: Audit | None = None,
+    *,
+    access_log: bool = False,
+    workforce: Workforce | None = None,
+    work: Sessions | None = None,
 ) -> FastAPI:
     """The app over an open registry, which stays the caller's to close.
 
     What is asked for is put on record in ``audit``, the registry's own. With ``access_log`` each request is a log line.
+    ``workforce`` is the caller's to open and close, too.
+    ``app.state.sessions`` is the caller's to open and to close as well; ``work`` stands in for it.
     Setting ``app.state.closing`` ends event streams and terminals, which would otherwise last as long as their clients.
     """
     app = _App(title="Skerry", version=VERSION, redirect_slashes=False, redoc_url=None)
@@ -110,11 +129,19 @@ def create_app(
     errors.install(app)
     # Routes are tried in turn, so the busiest come first; an included router would be matched twice.
     nouns = (commands, code, files, processes, ports, sandboxes, git, mounts, bootstrap, terminal, images)
-    for noun in (*nouns, snapshots, backups, workspaces, accounts, sign_in, audit_log, webhooks):
+    for noun in (*nouns, snapshots, backups, workspaces, accounts, sign_in, audit_log, webhooks, reports):
         app.router.routes.extend(noun.routes(registry).routes)
+    app.router.routes.extend(sign_in.session_routes(registry).routes)
+    app.router.routes.extend(tasks.routes(workforce or Workforce(registry)).routes)
+    app.state.sessions = Sessions(registry, settings) if work is None else work
+    app.state.sessions.spawner.inward = Inward(app.state.sessions, settings, app.state.closing)
+    app.router.routes.extend(sessions.routes(app.state.sessions).routes)
     app.router.routes.extend(_health(registry).routes)
     app.state.previews = Previews(registry, settings, app.state.closing, reception, audit)
     inside = fetch.Fetch(app.state.previews)
+    agents = Worker(registry)
+    app.router.routes.extend(worker.routes(registry, agents).routes)
+    app.router.routes.extend(worker.proxy_routes(registry, agents, app.state.previews, settings))
     app.router.routes.append(fetch.route(inside))
     app.router.routes.extend([*container_routes(registry, inside, audit), *bridge_routes(registry)])
     app.add_middleware(auth.Guard, settings=settings, reception=reception)
@@ -124,4 +151,5 @@ def create_app(
     app.add_middleware(Dialects)
     app.add_middleware(Witness, audit=audit, access_log=access_log)
     app.add_middleware(ContainerAddresses, settings=settings)
+    app.add_middleware(worker.WorkerAddresses)
     return app

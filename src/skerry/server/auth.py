@@ -275,6 +275,8 @@ def _forged(known: Known, headers: Headers, scope: Scope, method: str) -> Refusa
         return "csrf_refused", ForbiddenError("A page of another origin may not use this session.")
     if method in ("GET", "HEAD") or (method == "WS" and origin is not None):
         return None
+    if scope["path"].startswith("/api/") and origin is None and "sec-fetch-site" not in headers:
+        return None  # no browser, so nobody's page
     given = headers.get("x-skerry-csrf", "")
     if hmac.compare_digest(given.encode("latin-1"), (known.csrf or "").encode()) and known.csrf:
         return None

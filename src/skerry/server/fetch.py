@@ -39,7 +39,7 @@ class Fetch:
         self._reception = previews.reception
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        visit = _checked(visit_of(scope))
+        visit = checked(visit_of(scope))
         place = _RAW.match(visit.path)
         if place is None:
             raise NotFoundError("There is no such address.", hint="It is …/ports/{port}/proxy/ and the path inside.")
@@ -51,14 +51,8 @@ class Fetch:
         target = path + (b"?" + visit.query if visit.query else b"")
         admission = Admission(inside, target, visit.query, b"", None, [], self._reception)
 
-        async def marked(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                passed = [(name, value) for name, value in message["headers"] if name != _ANSWERED_BY]
-                message = {**message, "headers": [*passed, _MARKED, *_HARMLESS]}
-            await send(message)
-
         try:
-            await self._passage.carry(admission, visit, receive, marked)
+            await self._passage.carry(admission, visit, receive, marked(send))
         except SkerryError as error:
             # Answered here: what the app is asked for is not the log's business.
             await error_response(error)(scope, receive, send)
@@ -68,7 +62,19 @@ def route(fetch: Fetch) -> Route:
     return Route(PATH, fetch, name="proxy", include_in_schema=False)
 
 
-def _checked(visit: Visit | None) -> Visit:
+def marked(send: Send) -> Send:
+    """What an app answers, said to be an app's and made harmless."""
+
+    async def pass_on(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            passed = [(name, value) for name, value in message["headers"] if name != _ANSWERED_BY]
+            message = {**message, "headers": [*passed, _MARKED, *_HARMLESS]}
+        await send(message)
+
+    return pass_on
+
+
+def checked(visit: Visit | None) -> Visit:
     """Also what no parser has seen: an embedded server gets requests as the program put them together."""
     if visit is None or not _TOKEN.fullmatch(visit.method.encode("latin-1", "replace")):
         raise InvalidRequestError("The request's host or method is none.")

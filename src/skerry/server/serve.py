@@ -9,6 +9,7 @@ import os
 import signal
 import socket
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -16,9 +17,11 @@ import uvicorn
 import uvloop
 
 from skerry import logs
+from skerry.agents.workforce import Workforce
 from skerry.control.open import open_registry
 from skerry.control.store import Store
 from skerry.errors import HostUnfitError, InvalidRequestError
+from skerry.providers.local.turns import come_first, take_short_turns
 from skerry.server import privileges
 from skerry.server.app import create_app
 from skerry.server.auth import is_loopback
@@ -127,12 +130,16 @@ async def serve(settings: Settings, *, on_ready: Callable[[str], None] | None = 
     await refuse_open_bind(settings)
     check(settings)
     listener = bind(settings.host, settings.port)
-    privileges.give_up()  # the port may have been one that only root can have
+    come_first()
+    privileges.give_up({settings.provider, *settings.providers})  # the port may have been one that only root can have
+    threads = ThreadPoolExecutor(thread_name_prefix="skerry", initializer=take_short_turns)
+    asyncio.get_running_loop().set_default_executor(threads)
     try:
         url = address_of(listener, settings.host)
         registry = await open_registry(settings)
         try:
-            app = create_app(registry, settings, registry.audit, access_log=settings.access_log)
+            workforce = Workforce(registry)
+            app = create_app(registry, settings, registry.audit, access_log=settings.access_log, workforce=workforce)
             config = uvicorn.Config(
                 app,
                 http=speaking(app.state.previews, settings),
@@ -148,10 +155,17 @@ async def serve(settings: Settings, *, on_ready: Callable[[str], None] | None = 
             # What is here now is here for good: looking through it again and again would only make requests wait.
             gc.collect()
             gc.freeze()
+            gc.enable()
             gc.set_threshold(20_000, 20, 50)
             server = _Server(config, app.state.closing, lambda: on_ready(url) if on_ready else None)
-            with announced(settings.home, url):
-                await server.serve(sockets=[listener])
+            await workforce.open()
+            await app.state.sessions.open()
+            try:
+                with announced(settings.home, url):
+                    await server.serve(sockets=[listener])
+            finally:
+                await app.state.sessions.close()
+                await workforce.close()
         finally:
             await registry.close()
     finally:

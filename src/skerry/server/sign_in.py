@@ -1,7 +1,8 @@
 """Signing in with email and password, for people with a browser; programs use keys.
 
 The session is a cookie that no script can read. A request that changes something must also say the session's word
-against forgery (`X-Skerry-CSRF`), which only a page of this origin can have read.
+against forgery (`X-Skerry-CSRF`), which only a page of this origin can have read. Below `/api` there are programs
+that do not know of it; they need not say it, as they say neither where they come from, which every browser does.
 """
 
 from __future__ import annotations
@@ -12,8 +13,9 @@ from skerry.control.accounts import Accounts
 from skerry.control.actor import caller
 from skerry.control.reception import Known
 from skerry.control.registry import Registry
+from skerry.control.users import Session
 from skerry.errors import ForbiddenError, UnauthorizedError
-from skerry.models import ChangePassword, Done, KeyScope, Me, SignIn
+from skerry.models import ChangePassword, Done, KeyScope, Me, Person, SignedIn, SignedOut, SignIn
 from skerry.server import security
 from skerry.server.answers import answer
 from skerry.server.auth import SESSION_COOKIES, is_loopback
@@ -26,13 +28,7 @@ def routes(registry: Registry) -> APIRouter:
 
     @router.post("/sign-in", response_model=Me)
     async def sign_in(request: Request, body: SignIn) -> Response:
-        _require_own_origin(request)
-        address = request.client.host if request.client else ""
-        try:
-            session = await registry.reception.users.sign_in(body, address)
-        except UnauthorizedError:
-            security.report("sign_in_failed", address)
-            raise
+        session = await _open(registry, request, body)
         scope = KeyScope.ADMIN if session.user.role == "admin" else KeyScope.USE
         me = Me(owner=session.user.owner, scope=scope, name=session.user.email, email=session.user.email)
         me.csrf = session.csrf
@@ -71,6 +67,48 @@ def routes(registry: Registry) -> APIRouter:
         return response
 
     return router
+
+
+def session_routes(registry: Registry) -> APIRouter:
+    """The same as AgentPod's programs ask for it."""
+    router = noun_router("/api/auth", "sign-in")
+    accounts = Accounts(registry)
+
+    @router.post("/sign-in/email", response_model=SignedIn)
+    async def sign_in_as_person(request: Request, body: SignIn) -> Response:
+        session = await _open(registry, request, body)
+        response = answer(SignedIn(user=_person(session.user.email, session.user.role)))
+        _set_cookie(response, request, session.token, session.seconds)
+        return response
+
+    @router.get("/get-session", response_model=SignedIn)
+    async def get_session(request: Request) -> Response:
+        known: Known = request.scope["session"]
+        role = "admin" if known.caller.scope is KeyScope.ADMIN else "user"
+        return answer(SignedIn(user=_person(known.caller.name, role)))
+
+    @router.post("/sign-out", response_model=SignedOut)
+    async def sign_out_as_person(request: Request) -> Response:
+        await accounts.sign_out(_session(request))
+        response = answer(SignedOut())
+        _set_cookie(response, request, "", 0)
+        return response
+
+    return router
+
+
+async def _open(registry: Registry, request: Request, body: SignIn) -> Session:
+    _require_own_origin(request)
+    address = request.client.host if request.client else ""
+    try:
+        return await registry.reception.users.sign_in(body, address)
+    except UnauthorizedError:
+        security.report("sign_in_failed", address)
+        raise
+
+
+def _person(email: str, role: str) -> Person:
+    return Person(id=email, email=email, name=email.partition("@")[0], role=role)
 
 
 def _session(request: Request) -> str:

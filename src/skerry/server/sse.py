@@ -12,6 +12,7 @@ from fastapi import Response
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
+from skerry.agents.task_models import TaskEvent
 from skerry.control.inquiry import inquiry
 from skerry.errors import SkerryError
 from skerry.models import Result, SandboxEvent
@@ -30,7 +31,7 @@ HEADERS = [
 
 def encode(event: Result) -> bytes:
     # With a number, where there is one, a client that lost the connection goes on where it was.
-    number = b"id: %d\n" % event.id if isinstance(event, SandboxEvent) else b""
+    number = b"id: %d\n" % event.id if isinstance(event, SandboxEvent | TaskEvent) else b""
     return number + b"data: " + event.model_dump_json(by_alias=True, exclude_none=True).encode() + b"\n\n"
 
 
@@ -59,6 +60,8 @@ class EventStream(Response, Generic[T]):
     """
 
     head = HEADERS
+    keepalive: float | None = None
+    """Seconds of silence after which something is sent."""
     alive = b": keepalive\n\n"
     """What is sent where nothing else is for long; whoever reads the stream passes over it."""
 
@@ -122,7 +125,7 @@ class EventStream(Response, Generic[T]):
             except TimeoutError:
                 if self._silent or not self._started:
                     await self._write(send, self.alive)
-                self._silent, pause = True, KEEPALIVE
+                self._silent, pause = True, self.keepalive or KEEPALIVE
             else:
                 self._closing = True
                 pump.cancel()

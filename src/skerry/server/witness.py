@@ -32,7 +32,7 @@ log = structlog.get_logger("skerry.access")
 EMBEDDED = "embedded"
 REQUEST_ID = b"x-request-id"
 READING = frozenset({"GET", "HEAD", "OPTIONS"})
-INSIDE = frozenset({"commands", "code", "files", "processes", "git", "proxy", "container", "bridge"})
+INSIDE = frozenset({"commands", "code", "files", "processes", "git", "proxy", "opencode", "container", "bridge"})
 """Nouns that change only what is inside a sandbox: on record soon, not before the answer."""
 BEYOND = frozenset({"permission_denied", "read_only", "bucket_denied", "git_auth_failed"})
 """Codes that look like a refusal of the server's, but are somebody else's."""

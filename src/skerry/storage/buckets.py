@@ -14,7 +14,7 @@ import os
 import re
 import stat
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
@@ -24,7 +24,7 @@ from urllib.parse import urlsplit
 from obstore.store import GCSStore, LocalStore, ObjectStore, S3Store
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
-from skerry.errors import BucketNotConfiguredError, BucketNotFoundError, BucketSettingsError
+from skerry.errors import BucketNotConfiguredError, BucketNotFoundError, BucketSettingsError, InvalidRequestError
 from skerry.models import BucketInfo
 from skerry.redaction import keep
 from skerry.storage.bucket import TIMEOUT, Bucket, Item, Kind, check_key
@@ -195,7 +195,14 @@ def _opened(name: str, entry: Entry, environ: Mapping[str, str]) -> Bucket:
     return Bucket(name, entry.kind, _store(name, entry, parts.netloc, parts.path, environ), prefix, entry.timeout)
 
 
-def _store(name: str, entry: Entry, bucket: str, path: str, environ: Mapping[str, str]) -> ObjectStore:
+def _store(
+    name: str,
+    entry: Entry,
+    bucket: str,
+    path: str,
+    environ: Mapping[str, str],
+    keys: Callable[[], Any] | None = None,
+) -> ObjectStore:
     limit = timedelta(seconds=entry.timeout)
     client: Any = {
         "connect_timeout": min(limit, timedelta(seconds=5)),
@@ -222,8 +229,34 @@ def _store(name: str, entry: Entry, bucket: str, path: str, environ: Mapping[str
     options: Any = {"region": entry.region or "us-east-1", "virtual_hosted_style_request": False}
     if entry.endpoint:
         options["endpoint"] = entry.endpoint
+    if keys is not None:
+        return S3Store(bucket, config=options, client_options=client, retry_config=retry, credential_provider=keys)
     options |= _keys(name, entry, environ)
     return S3Store(bucket, config=options, client_options=client, retry_config=retry)
+
+
+def opened_with(name: str, endpoint: str, access_key: str, secret_key: str) -> Bucket:
+    """One that is not configured, with these keys and nothing that the machine itself offers."""
+    try:
+        entry = Entry(url=f"s3://{name}", endpoint=endpoint, region=_region(endpoint))
+    except ValidationError as error:
+        raise InvalidRequestError(
+            f"The endpoint cannot be used: {error.errors(include_input=False)[0]['msg']}"
+        ) from None
+    keep(secret_key)
+
+    def keys() -> Any:
+        # In place of the environment's, of which a session's token would otherwise be sent along.
+        return {"access_key_id": access_key, "secret_access_key": secret_key, "token": None, "expires_at": None}
+
+    return Bucket(name, "s3", _store(name, entry, name, "", {}, keys), "", entry.timeout)
+
+
+def _region(endpoint: str) -> str:
+    named = re.fullmatch(
+        r"s3[.-](?:dualstack\.)?([a-z0-9-]+)\.amazonaws\.com(?:\.cn)?", urlsplit(endpoint).hostname or ""
+    )
+    return named[1] if named else "us-east-1"
 
 
 def _keys(name: str, entry: Entry, environ: Mapping[str, str]) -> dict[str, str]:

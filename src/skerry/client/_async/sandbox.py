@@ -92,8 +92,8 @@ class AsyncSandbox(AsyncOperations):
             result = await sandbox.exec("python3 -c 'print(6 * 7)'")
 
     Nothing happens until the first operation. ``image``, ``env``, ``labels``, ``limits``, ``sleep_after``,
-    ``keep_alive``, ``on_idle``, ``hibernate_after``, ``ephemeral``, ``egress`` and ``secrets`` say how to make the
-    sandbox; if it exists already with another image, the first operation says so.
+    ``keep_alive``, ``on_idle``, ``hibernate_after``, ``ephemeral``, ``egress``, ``secrets``, ``toolboxes`` and
+    ``provider`` say how to make the sandbox; if it exists already with another image, the first operation says so.
     Without ``id`` it gets a name of its own. Leaving the ``async with`` closes the connection, and destroys the
     sandbox only if ``ephemeral=True`` was given.
 
@@ -116,6 +116,8 @@ class AsyncSandbox(AsyncOperations):
         ephemeral: bool | None = None,
         egress: Policy | None = None,
         secrets: SecretsByHost | None = None,
+        toolboxes: Sequence[str] | None = None,
+        provider: str | None = None,
         url: str | None = None,
         api_key: str | None = None,
         home: str | Path | None = None,
@@ -137,6 +139,8 @@ class AsyncSandbox(AsyncOperations):
             ephemeral=ephemeral,
             egress=outward.policy(egress),
             secrets=outward.secrets(secrets),
+            toolboxes=None if toolboxes is None else list(toolboxes),
+            provider=provider,
         )
         self._owns_connection = client is None
         self._ephemeral = bool(ephemeral)

@@ -20,6 +20,9 @@ class Mounts:
         read_only: bool = False,
         *,
         local_bucket: bool = False,
+        endpoint: str | None = None,
+        access_key_id: str | None = None,
+        secret_access_key: str | None = None,
     ) -> MountInfo:
         """Show the files of a bucket in the running sandbox, and keep there what is written to them.
 
@@ -27,9 +30,13 @@ class Mounts:
         one its environment names. ``prefix`` says what of it is shown, by default ``/projects/<id>/``. A file is in the
         bucket when its program's ``close`` returns; what others change there is seen inside within two seconds.
         The mount comes back when the sandbox wakes. The same mount again changes nothing.
+
+        A bucket of your own is one with an ``endpoint`` and keys, which the server keeps, encrypted, and shows nobody.
         """
         body = {"mountPath": path, "readOnly": read_only, "localBucket": local_bucket}
-        body |= given(bucket=bucket, prefix=prefix)
+        body |= given(bucket=bucket, prefix=prefix, endpoint=endpoint)
+        if access_key_id is not None or secret_access_key is not None:
+            body["credentials"] = {"accessKeyId": access_key_id, "secretAccessKey": secret_access_key}
         return (self._link.post(MountResult, "/mount", body)).mount
 
     def unmount_bucket(self, path: str = "/persist") -> MountInfo:

@@ -222,7 +222,7 @@ def sweep(home: Path) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class _Places:
-    """The groups this process is in."""
+    """The groups a process is in."""
 
     unified: Path | None
     legacy: Mapping[str, Path]
@@ -267,6 +267,11 @@ class _Places:
                 return place, kinds
             place = place.parent if self.top is not None and place != self.top and place.parent != place else None
         return None
+
+
+def places_of(own: Path, mounts: Path = Path("/proc/self/mountinfo")) -> _Places:
+    """Of a process, by its ``/proc/PID/cgroup``."""
+    return _Places.read(mounts.read_text(), own.read_text())
 
 
 def hand_down(place: Path, pid: int | None = None) -> list[str]:

@@ -173,6 +173,26 @@ def build(idmap: IdMap, progress: Callable[[int], None] | None, target: int, aut
         root.close()
 
 
+def skeleton() -> Iterator[tuple[str, int, int, bytes]]:
+    """The same as entries to be archived: path, mode, owner, and what a file holds or a link leads to."""
+    for name, link in _layout():
+        yield name, stat.S_IFDIR | 0o755 if link is None else stat.S_IFLNK | 0o777, 0, (link or "").encode()
+    for name, mode in {**_DIRECTORIES, "root": 0o700, "run": 0o755, "tmp": 0o1777}.items():
+        yield name, stat.S_IFDIR | mode, 0, b""
+    for path, found in _sources():
+        mode = stat.S_IFMT(found.st_mode) | stat.S_IMODE(found.st_mode) & 0o755
+        content = b""
+        if stat.S_ISLNK(found.st_mode):
+            content = os.fsencode(os.readlink(path))
+        elif stat.S_ISREG(found.st_mode):
+            content = Path(path).read_bytes()
+        if b"PRIVATE KEY-----" not in content:
+            yield path.lstrip("/"), mode, 0, content
+    for name, text in _WRITTEN.items():
+        yield f"etc/{name}", stat.S_IFREG | (0o640 if name.endswith("shadow") else 0o644), 0, text.encode()
+    yield "home/user", stat.S_IFDIR | 0o755, _USER, b""
+
+
 def _copy(root: Rootfs, path: str, found: os.stat_result, authority: str) -> None:
     meta = Meta(stat.S_IMODE(found.st_mode) & 0o755, mtime=found.st_mtime)
     inside = components(path)

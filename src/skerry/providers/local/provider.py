@@ -32,7 +32,7 @@ from skerry.models import ImageInfo, Limits, shown_id
 from skerry.portal.clock import Clock
 from skerry.portal.contract import Portal
 from skerry.portal.socket import SocketPortal
-from skerry.providers.contract import Capabilities, Changes, Machine, Measure, Spec
+from skerry.providers.contract import Capabilities, Changes, Machine, Measure, Spec, elsewhere
 from skerry.providers.local import bubblewrap, cgroups, probe, toolbox, trust
 from skerry.providers.local.cgroups import Cgroups, Group
 from skerry.providers.local.controls import KEPT_FOR_THE_HOST, Controls, Watch, above, figured
@@ -51,6 +51,7 @@ from skerry.providers.local.stillness import while_still
 from skerry.providers.local.toolbox import SCRATCH, Toolbox
 from skerry.providers.local.trees import remove_tree
 from skerry.providers.local.turns import take_short_turns
+from skerry.providers.toolboxes import PLACE, Toolboxes
 from skerry.runtime.faults import Met
 from skerry.runtime.runtime import Runtime
 from skerry.settings import Settings
@@ -278,6 +279,7 @@ class LocalProvider:
         self._disk = Disk(settings.home, settings.pool_size)
         self._images: Images
         self._toolbox: Toolbox
+        self._toolboxes = Toolboxes(settings.cache or settings.home / "cache")
         self._held = contextlib.ExitStack()
         self._skeleton: Path
         self._trust: Path
@@ -309,6 +311,7 @@ class LocalProvider:
             writable_system=self._idmapped,
             freeze="signals" if self._cgroups is None else "cgroup",
             mounts=self._fuse,
+            toolboxes=True,
             unheld=self._unheld(),
             details={"users": self._idmap.kind, "snapshots": self._disk.reason or "Snapshots take milliseconds."},
         )
@@ -347,6 +350,7 @@ class LocalProvider:
             "images": self.home / "images",
             "bwrap": bubblewrap_path().parent.parent.parent,
             "trust": self._trust,
+            "toolboxes": self._toolboxes.directory,
             **self._toolbox.exposed(),
         }
         if self._idmap.kind == "root":
@@ -375,15 +379,16 @@ class LocalProvider:
         _raise_descriptor_limit()
         self.home.chmod(0o700)
         self._idmap = IdMap.detect()
-        for name in ("images", "toolbox"):
-            directory = self.home / name
-            directory.mkdir(exist_ok=True)
-            # Reachable for the user sandboxes run as, through the launcher's own mounts; home itself is closed to all.
-            directory.chmod(0o711)
+        images = self.home / "images"
+        images.mkdir(exist_ok=True)
+        # Reachable for the user sandboxes run as, through the launcher's own mounts; home itself is closed to all.
+        images.chmod(0o711)
         self._disk.prepare(self._idmap)
         self._images = Images(self.home, self._idmap)
-        self._toolbox = toolbox.build(self.home, self._settings.cache or self.home / "cache")
+        self._toolbox = toolbox.build(self._settings.cache or self.home / "cache")
         self._held.callback(self._toolbox.close)
+        self._toolboxes.prepare()
+        self._held.callback(self._toolboxes.close)
         self._trust = trust.build(self.home)
         self._redirects = redirections() if self._settings.egress_transparent else []
         self._skeleton = host_skeleton(self.home, self._idmap, Authority(self.home).certificate.decode())
@@ -426,10 +431,16 @@ class LocalProvider:
 
     # -- machines ------------------------------------------------------------------------------------------------------
 
+    async def place(self, id: str, provider: str | None) -> None:
+        if provider not in (None, "local"):
+            raise elsewhere(provider, ["local"])
+
     async def start(self, spec: Spec, died: Callable[[str], Awaitable[None]]) -> LocalMachine:
         async with self._launching:
             if not self.launcher.alive:
                 await self._launch()
+        for name in spec.toolboxes:
+            await self._toolboxes.ensure(name)
         lock = await self._disk.acquire(spec.id)
         key = f"{spec.id}/{secrets.token_hex(4)}"
         machine = LocalMachine(self, key, lock, died)
@@ -439,7 +450,11 @@ class LocalProvider:
                 hostname=shown_id(spec.id).replace(".", ""),
                 overlays=self._overlays(spec),
                 read_only=self._read_only(spec),
-                toolbox=[*self._toolbox.arguments(self._paths), "--ro-bind", self._paths["trust"], TRUST],
+                toolbox=[
+                    *self._toolbox.arguments(self._paths),
+                    *("--ro-bind", self._paths["trust"], TRUST),
+                    *self._shown(spec),
+                ],
                 tmpfs=spec.limits.tmpfs,
             )
             full = self._limit_disk_for_start(spec)
@@ -486,6 +501,17 @@ class LocalProvider:
         finally:
             doorway.close()
         return machine
+
+    def _shown(self, spec: Spec) -> list[str]:
+        """The toolboxes, where the launcher sees them."""
+        shown = []
+        for name in spec.toolboxes:
+            found = self._toolboxes.hold(name).relative_to(self._toolboxes.directory)
+            shown += ["--ro-bind", f"{self._paths['toolboxes']}/{found}", f"{PLACE}/{name}"]
+        return shown
+
+    async def require_toolbox(self, name: str) -> None:
+        await self._toolboxes.ensure(name)
 
     def _limit_disk_for_start(self, spec: Spec) -> bool:
         """In place before the first process; whether it is full, and was given a little more to be started with."""
@@ -677,12 +703,11 @@ class LocalProvider:
 
     def _sweep(self, keep: set[str], snapshots: set[str]) -> list[str]:
         removed = self._images.sweep() + self._disk.sweep(keep, snapshots) + cgroups.sweep(self.home)
-        current = {self._skeleton.name, self._toolbox.directory.name}
-        for place in (self._skeleton.parent, self.home / "toolbox"):
-            for directory in place.iterdir():
-                if directory.name not in current:
-                    remove_tree(directory, self._idmap)
-                    removed.append(str(directory.relative_to(self.home)))
+        former = self.home / "toolbox"  # in the cache nowadays
+        for directory in (*self._skeleton.parent.iterdir(), *([former] if former.exists() else [])):
+            if directory != self._skeleton:
+                remove_tree(directory, self._idmap)
+                removed.append(str(directory.relative_to(self.home)))
         return removed
 
     # -- snapshots -----------------------------------------------------------------------------------------------------
