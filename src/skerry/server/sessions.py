@@ -112,15 +112,7 @@ def routes(sessions: Sessions) -> APIRouter:
     async def unarchive_session(session: str) -> Response:
         return answer(await sessions.unarchive(session))
 
-    @router.websocket("/sessions/{session}/ws")
-    async def session_socket(socket: WebSocket, session: str) -> None:
-        await session_sockets.serve(sessions, socket, session)
-
-    @router.post("/sandbox/{sandbox}/error", response_model=Done)
-    async def report_session_sandbox_error(request: Request, sandbox: str, body: SandboxError) -> Response:
-        _, token = session_sockets.credentials(request)
-        await sessions.sandbox_failed(sandbox, token, body.error)
-        return answer(Done())
+    _add_routes_of_sandboxes(router, sessions)
 
     @router.get("/repos", response_model=RepositoryList)
     async def list_repositories() -> Response:
@@ -137,6 +129,19 @@ def inside_routes(sessions: Sessions) -> APIRouter:
     """All that a sandbox can reach of the server over its loopback, each with the sandbox's own token."""
     router = noun_router("", "sessions")
 
+    _add_routes_of_sandboxes(router, sessions)
+
+    @router.post("/sessions/{session}/pr", status_code=201, response_model=PullRequest)
+    async def create_session_pull_request(request: Request, session: str, body: CreatePullRequest) -> Response:
+        found = await sessions.let_in(session, *session_sockets.credentials(request))
+        return answer(await found.aside(sessions.pull_request(found, body)), 201)
+
+    return router
+
+
+def _add_routes_of_sandboxes(router: APIRouter, sessions: Sessions) -> None:
+    """What a sandbox asks for wherever it is, on this machine or not."""
+
     @router.websocket("/sessions/{session}/ws")
     async def session_socket(socket: WebSocket, session: str) -> None:
         await session_sockets.serve(sessions, socket, session)
@@ -146,10 +151,3 @@ def inside_routes(sessions: Sessions) -> APIRouter:
         _, token = session_sockets.credentials(request)
         await sessions.sandbox_failed(sandbox, token, body.error)
         return answer(Done())
-
-    @router.post("/sessions/{session}/pr", status_code=201, response_model=PullRequest)
-    async def create_session_pull_request(request: Request, session: str, body: CreatePullRequest) -> Response:
-        found = await sessions.let_in(session, *session_sockets.credentials(request))
-        return answer(await found.aside(sessions.pull_request(found, body)), 201)
-
-    return router

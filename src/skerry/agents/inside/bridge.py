@@ -18,6 +18,7 @@ from urllib.parse import urlencode
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 
+import git
 import places
 from outbox import Event, Outbox
 from speech import Failed, Speaker
@@ -403,30 +404,9 @@ class Bridge:
             self._emit({"type": "diff", "patch": patch[:LARGEST_PATCH], "truncated": len(patch) > LARGEST_PATCH})
 
     async def _git(self, *words: str) -> tuple[int, str]:
-        env = {**os.environ, "GIT_TERMINAL_PROMPT": "0"}
-        for name in ("SANDBOX_AUTH_TOKEN", "SESSION_CONFIG"):
-            env.pop(name, None)
-        try:
-            child = await asyncio.create_subprocess_exec(
-                "git",
-                *words,
-                cwd=self.directory,
-                env=env,
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=asyncio.subprocess.STDOUT,
-            )
-        except OSError as error:
-            return 127, f"git cannot be run: {error}"
-        try:
-            out, _ = await asyncio.wait_for(child.communicate(), GIT_PATIENCE)
-        except (asyncio.TimeoutError, asyncio.CancelledError) as ended:
-            child.kill()
-            await child.wait()
-            if isinstance(ended, asyncio.CancelledError):
-                raise
-            return 124, f"git {words[0]} took longer than {GIT_PATIENCE:g} seconds."
-        return child.returncode or 0, out.decode("utf-8", "replace")
+        own = ("SANDBOX_AUTH_TOKEN", "SESSION_CONFIG")
+        environ = {name: value for name, value in os.environ.items() if name not in own}
+        return await git.run(words, self.directory, environ, GIT_PATIENCE)
 
 
 class _Said:

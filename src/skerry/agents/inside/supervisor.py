@@ -12,6 +12,7 @@ from typing import Any
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 
+import git
 import places
 from outbox import Outbox
 from speech import Failed, Speaker
@@ -134,30 +135,7 @@ class Supervisor:
                 await self._git("config", "--global", key, value, inside=False)
 
     async def _git(self, *words: str, inside: bool = True) -> tuple[int, str]:
-        env = {**self.environ, "GIT_TERMINAL_PROMPT": "0"}
-        try:
-            child = await asyncio.create_subprocess_exec(
-                "git",
-                *words,
-                cwd=self.directory if inside else "/",
-                env=env,
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=asyncio.subprocess.STDOUT,
-            )
-        except OSError as error:
-            return 127, f"git cannot be run: {error}"
-        try:
-            out, _ = await asyncio.wait_for(child.communicate(), GIT_PATIENCE)
-        except asyncio.TimeoutError:
-            child.kill()
-            await child.wait()
-            return 124, f"git {words[0]} took longer than {GIT_PATIENCE:g} seconds."
-        except asyncio.CancelledError:
-            child.kill()
-            await child.wait()
-            raise
-        return child.returncode or 0, out.decode("utf-8", "replace")
+        return await git.run(words, self.directory if inside else "/", self.environ, GIT_PATIENCE)
 
     # -- the agent -----------------------------------------------------------------------------------------------------
 

@@ -28,7 +28,7 @@ CONTROL_PORT = 42_042
 """Where inside the control plane is to be found."""
 AGENT_PORT = 4096
 DIRECTORY = "/var/lib/skerry-session"
-INSIDE = ("places", "outbox", "websocket", "speech", "supervisor", "bridge", "pull_request")
+INSIDE = ("places", "git", "outbox", "websocket", "speech", "supervisor", "bridge", "pull_request")
 SUPERVISOR = "supervisor"
 SLEEP_AFTER = "1h"
 
