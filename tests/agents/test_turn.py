@@ -204,6 +204,19 @@ def test_what_was_missed_is_caught_up_with_and_told_once() -> None:
     assert [(out["type"], out.get("content")) for out in said] == [("token", "42"), ("execution_complete", None)]
 
 
+def test_what_is_written_while_it_is_caught_up_with_is_not_told_twice() -> None:
+    turn = Turn(SESSION, OURS)
+    told(prompted(), answer(), turn=turn)
+    info = {"id": "msg_a", "role": "assistant", "parentID": OURS}
+    text = {"id": "p", "messageID": "msg_a", "type": "text", "text": "one two"}
+    said = turn.catch_up([{"info": info, "parts": [text]}], busy=True)
+    assert [out["content"] for out in said] == ["one two"]
+    # The first may be in what was read, and nobody can tell.
+    assert told(delta("p", " two"), delta("p", " three"), turn=turn) == []
+    whole = part("p", "text", text="one two three", time={"start": 1, "end": 2})
+    assert told(whole, turn=turn) == [("token", "one two three")]
+
+
 def test_who_knows_better_ends_it_once() -> None:
     turn = Turn(SESSION, OURS)
     assert [out["type"] for out in turn.end("OpenCode died.", "agent_died")] == ["error", "execution_complete"]

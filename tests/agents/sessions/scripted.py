@@ -102,6 +102,8 @@ class Turn:
                         keep()
                     about = {"sessionID": self.session, "messageID": self.info["id"], "partID": part["id"]}
                     tell("message.part.delta", **about, field="text", delta=delta)
+                part["time"] = {"end": int(time.time() * 1000)}
+                tell("message.part.updated", part=json.loads(json.dumps(part)))
             elif word in ("tool", "write"):
                 path, _, text = rest.partition(" ")
                 call = {"type": "tool", "callID": new("call"), "tool": word}

@@ -41,6 +41,8 @@ class Turn:
         self._parts: dict[str, Json] = {}
         self._order: dict[str, list[str]] = {}
         self._told: set[tuple[str, str]] = set()
+        self._caught_up: set[str] = set()
+        """Texts that were read while they were being written: what is added may be in them already."""
         self._failure: Json | None = None
 
     def feed(self, event: Json) -> list[Json]:
@@ -60,6 +62,8 @@ class Turn:
             told += self._message({"sessionID": self.session, "info": info})
             for part in message.get("parts") or []:
                 told += self._part({"part": {"sessionID": self.session, **part}})
+                if part.get("type") == "text" and not (part.get("time") or {}).get("end"):
+                    self._caught_up.add(str(part.get("id")))
         if not busy:
             told += self._idle({"sessionID": self.session})
         return told
@@ -108,7 +112,11 @@ class Turn:
         if part.get("sessionID") != self.session or message not in self._answers:
             return []
         if kind == "text":
-            if "delta" in said and "text" not in part:
+            if "text" in part:
+                self._caught_up.discard(id)
+            elif id in self._caught_up:
+                return []
+            elif "delta" in said:
                 part = {**part, "text": self._parts.get(id, {}).get("text", "") + str(said["delta"])}
             return self._text(id, message, part)
         if kind == "tool":
@@ -125,6 +133,8 @@ class Turn:
         id, part = str(said.get("partID")), self._parts.get(str(said.get("partID")))
         if part is None or part.get("type") != "text" or said.get("field") != "text":
             return []
+        if id in self._caught_up:
+            return []  # the whole comes when it is complete
         return self._text(id, str(part.get("messageID")), {**part, "text": part["text"] + str(said.get("delta"))})
 
     def _text(self, id: str, message: str, part: Json) -> list[Json]:
