@@ -6,6 +6,7 @@ import pkgutil
 import pty
 import signal
 import subprocess
+import sys
 from importlib import import_module
 from pathlib import Path
 
@@ -234,3 +235,16 @@ def test_every_command_is_found_in_the_module_that_has_it() -> None:
 
 def test_the_version_is_an_option_as_well(skerry: Skerry) -> None:
     assert skerry("--version").stdout == skerry("version").stdout
+
+
+def test_what_whoever_started_it_ignores_is_not_ignored_inside(tmp_path: Path) -> None:
+    """As under nohup; what a shell finds ignored when it starts it cannot trap."""
+    script = "for signal in HUP QUIT INT; do trap 'echo heard' $signal; kill -$signal $$; done"
+
+    def ignore() -> None:
+        for number in (signal.SIGHUP, signal.SIGQUIT, signal.SIGINT):
+            signal.signal(number, signal.SIG_IGN)
+
+    line = [sys.executable, "-m", "skerry.cli.main", "--home", str(tmp_path / "home"), "run", "--", "sh", "-c", script]
+    ran = subprocess.run(line, capture_output=True, text=True, timeout=60, preexec_fn=ignore, check=False)
+    assert (ran.stdout, ran.returncode) == ("heard\n" * 3, 0), ran.stderr

@@ -150,8 +150,8 @@ def become(request: dict[str, Any], fds: list[int], failed: int, terminal: bool)
         os.setsid()
         be_expendable()
         prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-        for signal in (_signal.SIGPIPE, _signal.SIGXFSZ, _signal.SIGCHLD, _signal.SIGINT):
-            _signal.signal(signal, _signal.SIG_DFL)
+        for name in ("SIGPIPE", "SIGXFSZ", "SIGCHLD", "SIGINT", "SIGQUIT", "SIGHUP"):  # the last under nohup
+            _signal.signal(getattr(_signal, name), _signal.SIG_DFL)
         above = max([failed, *fds]) + len(fds) + 1  # out of the way, so that none is overwritten before it is used
         for index, fd in enumerate([failed, *fds]):
             os.dup2(fd, above + index, inheritable=False)

@@ -303,7 +303,7 @@ def _become(argv: list[bytes], env: dict[str, str], cwd: str, stdio: list[int], 
         # Descendants whose parent ends come back to this process, and stay findable, instead of going to PID 1.
         _libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
         signal.pthread_sigmask(signal.SIG_SETMASK, [])
-        for ignored in (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT, signal.SIGCHLD):
+        for ignored in (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT, signal.SIGQUIT, signal.SIGHUP, signal.SIGCHLD):
             signal.signal(ignored, signal.SIG_DFL)
         above = max([failed, *stdio, len(stdio)]) + 1
         failed = fcntl.fcntl(failed, fcntl.F_DUPFD_CLOEXEC, above)
