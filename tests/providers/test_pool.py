@@ -228,6 +228,8 @@ async def test_a_launcher_that_dies_is_replaced_and_finds_the_pool_again(tmp_pat
             assert (await sh(registry, made.id, "cat f")).stdout == "kept\n"
             assert len(devices_of(home, 0)) == 1
     assert devices_of(home) == []
+    groups = map(Path, (home / "cgroups").read_text().split())
+    assert [left for group in groups for left in group.parent.glob(f"{group.name}*")] == []
 
 
 _BESIDE = """

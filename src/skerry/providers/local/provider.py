@@ -102,6 +102,9 @@ class LocalMachine:
     async def _mourn(self, reason: str) -> None:
         await self._release()
         await self._died(reason)
+        group = self._provider.group(self.key)
+        if group is not None and group.directory.exists():  # the launcher is gone as well, which would remove it
+            await asyncio.to_thread(group.end)
 
     def lost(self, reason: str) -> None:
         """The portal broke: whatever is left behind it is ended, and ``ended`` will be called."""
