@@ -32,6 +32,7 @@ from skerry.control.actor import Caller, actor, caller
 from skerry.control.inquiry import inquiry
 from skerry.control.registry import Registry
 from skerry.control.schedule_rows import Occurrence, ScheduleRow
+from skerry.egress.secret import SecretUnavailable
 from skerry.errors import ConflictError, ScheduleNotFoundError, SkerryError
 from skerry.models import KeyScope, now
 
@@ -208,7 +209,7 @@ class Schedules:
         hidden, starts, occurrences = Hidden(), builtins.list[Any](), builtins.list[Occurrence]()
         try:
             hidden = self._tasks.unsealed(row.id, row.secrets)
-        except Exception as error:  # noqa: BLE001 - sealed by another server
+        except (SecretUnavailable, ValueError) as error:
             reason = f"Its secrets cannot be opened here: {error}"
             occurrences, begun = [Occurrence(due, "failed", reason=reason) for due in begun], []
         request = {**row.request, "secrets": hidden.secrets, "config": hidden.config}

@@ -44,6 +44,7 @@ from skerry.agents.workplace import Hidden
 from skerry.control.actor import caller, own_id
 from skerry.control.registry import Registry
 from skerry.control.task_rows import TaskEventRow, TaskRow
+from skerry.egress.secret import SecretUnavailable
 from skerry.errors import (
     ArtifactNotFoundError,
     ConflictError,
@@ -246,10 +247,10 @@ class Tasks:
         if hidden == Hidden():
             return None
         text = json.dumps([hidden.secrets, hidden.username, hidden.password, hidden.config])
-        return self._registry.seal(text, f"task/{id}")
+        return self._registry.vault.seal(text, f"task/{id}")
 
     def unsealed(self, id: str, sealed: str | None) -> Hidden:
-        return Hidden() if sealed is None else Hidden(*json.loads(self._registry.unseal(sealed, f"task/{id}")))
+        return Hidden() if sealed is None else Hidden(*json.loads(self._registry.vault.open(sealed, f"task/{id}")))
 
     def with_credentials(self, url: str, hidden: Hidden) -> str:
         """An address as it was before its password was taken out."""
@@ -264,7 +265,7 @@ class Tasks:
             if row.team_id is not None and (team := await self._rows.team(row.team_id)) is not None:
                 snapshot = team[0].snapshot
             work = self.work(row, snapshot)
-        except Exception as error:  # noqa: BLE001 - whatever an older server has written
+        except (SkerryError, SecretUnavailable, ValueError, KeyError) as error:  # an older server wrote it, or another
             return await self._fail(row.id, f"It could not be taken up again: {error}")
         self.start(work)
 

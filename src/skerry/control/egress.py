@@ -62,10 +62,11 @@ class Egress:
         self._resolver = resolver
         compiled(self.default)
         self._outside: Outside
-        self._vault: Vault
+        self.vault: Vault
+        """For what is kept in the store and not for all to read; only a server of the same home opens it."""
 
     def open(self, home: Path) -> None:
-        self._vault = Vault(home)
+        self.vault = Vault(home)
         self._outside = Outside(self._resolver or SystemResolver(), Authority(home), upstream_context())
 
     def close(self) -> None:
@@ -74,13 +75,6 @@ class Egress:
     @property
     def default(self) -> EgressPolicy:
         return default_policy(self._settings.egress, keyed=self._closed())
-
-    def seal(self, text: str, purpose: str) -> str:
-        """So that it can be kept in the store; only a server of the same home opens it."""
-        return self._vault.seal(text, purpose)
-
-    def unseal(self, sealed: str, purpose: str) -> str:
-        return self._vault.open(sealed, purpose)
 
     # -- what is kept --------------------------------------------------------------------------------------------------
 
@@ -150,12 +144,12 @@ class Egress:
             self._check_secret(host, secret)
             entry = secret.model_dump(mode="json", exclude={"value", "oauth"}, exclude_defaults=True)
             if secret.value is not None:
-                entry["sealed"] = self._vault.seal(_text(secret.value, host), host)
+                entry["sealed"] = self.vault.seal(_text(secret.value, host), host)
             if secret.oauth is not None:
                 entry["oauth"] = secret.oauth.model_dump(mode="json", exclude={"refresh_token"}, exclude_none=True)
                 if secret.oauth.refresh_token is not None:
                     text = _text(secret.oauth.refresh_token, host)
-                    entry["oauth"]["sealed"] = self._vault.seal(text, f"{host}/refresh")
+                    entry["oauth"]["sealed"] = self.vault.seal(text, f"{host}/refresh")
             kept[host] = entry
         return kept
 
@@ -265,7 +259,7 @@ class Egress:
         """The column when a token server has replaced a refresh token."""
         secrets = {**row.secrets}
         if host in secrets and "oauth" in secrets[host]:
-            sealed = self._vault.seal(refresh_token, f"{host}/refresh")
+            sealed = self.vault.seal(refresh_token, f"{host}/refresh")
             secrets[host] = {**secrets[host], "oauth": {**secrets[host]["oauth"], "sealed": sealed}}
         return secrets
 
@@ -295,7 +289,7 @@ class Egress:
         )
 
     def _opened(self, sealed: str, purpose: str) -> Source:
-        return _Sealed(self._vault, sealed, purpose)
+        return _Sealed(self.vault, sealed, purpose)
 
 
 class _Sealed:

@@ -43,6 +43,7 @@ from skerry.control.usage import Collector
 from skerry.control.webhooks import Webhooks
 from skerry.control.workspaces import Workspaces
 from skerry.egress.resolver import Resolver
+from skerry.egress.vault import Vault
 from skerry.errors import (
     ConflictError,
     FilesMissingError,
@@ -195,12 +196,9 @@ class Registry:
         """This server's name in a store that several share."""
         return self._node
 
-    def seal(self, text: str, purpose: str) -> str:
-        """So that it can be kept in the store; only a server of the same home opens it."""
-        return self._egress.seal(text, purpose)
-
-    def unseal(self, sealed: str, purpose: str) -> str:
-        return self._egress.unseal(sealed, purpose)
+    @property
+    def vault(self) -> Vault:
+        return self._egress.vault
 
     # -- opening and closing -------------------------------------------------------------------------------------------
 

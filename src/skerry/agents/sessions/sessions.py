@@ -287,7 +287,7 @@ class Sessions:
         if request.github_token is not None:
             token = request.github_token.get_secret_value()
             keep(token)
-            sealed = self.spawner.vault.seal(token, f"participant of {id}")
+            sealed = self._registry.vault.seal(token, f"participant of {id}")
         row = ParticipantRow(id=_id("part"), session_id=id, user=request.user, name=request.name, sealed=sealed)
         return participant_info(await self.rows.join(row))
 
@@ -371,7 +371,7 @@ class Sessions:
         who = caller.get().name
         for participant in await self.rows.participants(session.id):
             if participant.user == who and participant.sealed is not None:
-                return self.spawner.vault.open(participant.sealed, f"participant of {session.id}")
+                return self._registry.vault.open(participant.sealed, f"participant of {session.id}")
         return self.spawner.token(session.row)
 
     async def sandbox_failed(self, sandbox: str, token: str, error: str) -> None:

@@ -17,7 +17,6 @@ from skerry.agents.sessions.forge import Forge
 from skerry.agents.sessions.warm import Warm
 from skerry.control.registry import Registry
 from skerry.control.session_rows import SessionRow
-from skerry.egress.vault import Vault
 from skerry.errors import SkerryError, UnsupportedError
 from skerry.models import CreateSandbox, Secret, StartProcess
 from skerry.runtime.environment import WORKSPACE
@@ -75,13 +74,6 @@ class Spawner:
         self._agent = agent
         self.inward: Inward | None = None
         self.warm = Warm(registry, forge, settings.session_warm)
-        self._vault: Vault | None = None
-
-    @property
-    def vault(self) -> Vault:
-        if self._vault is None:
-            self._vault = Vault(self._settings.home)
-        return self._vault
 
     # -- secrets -------------------------------------------------------------------------------------------------------
 
@@ -94,12 +86,12 @@ class Spawner:
             },
             "token": None if token is None else token.get_secret_value(),
         }
-        return self.vault.seal(json.dumps(kept), f"session {session}")
+        return self._registry.vault.seal(json.dumps(kept), f"session {session}")
 
     def _opened(self, row: SessionRow) -> tuple[dict[str, Secret], str | None]:
         if row.sealed is None:
             return {}, None
-        kept = json.loads(self.vault.open(row.sealed, f"session {row.id}"))
+        kept = json.loads(self._registry.vault.open(row.sealed, f"session {row.id}"))
         return {host: Secret.model_validate(each) for host, each in kept["secrets"].items()}, kept["token"]
 
     def token(self, row: SessionRow) -> str | None:
