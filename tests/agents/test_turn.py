@@ -148,6 +148,16 @@ def test_an_error_ends_the_turn_with_a_reason(error: dict[str, Any], code: str) 
     assert told(prompted(), answer(error=error or {"name": ""}), IDLE) == ends
 
 
+def test_a_model_that_is_not_found_is_perhaps_one_without_a_key() -> None:
+    turn = Turn(SESSION, OURS)
+    error = {"name": "UnknownError", "data": {"message": "Model not found: a/b."}}
+    turn.feed(prompted())
+    turn.feed(answer(error=error))
+    said = turn.feed(IDLE)
+    expected = "Model not found: a/b. If it is the right one, there is no key for its provider on the server."
+    assert {out["error"] for out in said} == {expected}
+
+
 def test_an_error_before_any_answer_ends_the_turn_as_well() -> None:
     assert told(prompted(), event("session.error", error=DENIED), IDLE)[-1] == (
         "execution_complete",

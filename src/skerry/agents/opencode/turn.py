@@ -265,6 +265,8 @@ def _failure(error: Json) -> Json:
         return {"error": f"The model refused the key: {message}", "code": "model_denied"}
     if name == "APIError" or name in ("MessageOutputLengthError", "ContextOverflowError"):
         return {"error": f"The model failed: {message}", "code": "model_failed"}
+    if message.startswith("Model not found"):
+        message = f"{message} If it is the right one, there is no key for its provider on the server."
     return {"error": message, "code": "agent_failed"}
 
 
