@@ -11,8 +11,9 @@ from sqlalchemy import Connection, insert, inspect, select, text
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from skerry.control import schema
+from skerry.control.database import database_url
 from skerry.control.migrations import MIGRATIONS, migrate, schema_version
-from skerry.control.store import SandboxRow, Store, database_url
+from skerry.control.store import SandboxRow, Store
 from skerry.errors import StoreError
 from skerry.models import State, now
 from tests.postgres import Postgres

@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from skerry.control.store import SandboxRow, Store, database_url
+from skerry.control.database import database_url
+from skerry.control.store import SandboxRow, Store
 from skerry.errors import StoreError
 from skerry.models import State
 from tests.postgres import Postgres

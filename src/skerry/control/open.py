@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 
 from skerry import logs
+from skerry.control.database import database_url
 from skerry.control.registry import Registry
-from skerry.control.store import Store, database_url
+from skerry.control.store import Store
 from skerry.providers.select import create_provider
 from skerry.redaction import keep
 from skerry.settings import Settings

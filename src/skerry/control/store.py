@@ -1,49 +1,35 @@
 """What the server must not forget: sandboxes, their events, processes, code contexts, exposed ports and mounts.
 
-The database is SQLite or PostgreSQL.
-
-Every operation is one statement in autocommit mode, or a few in one transaction (``_together``). So each is atomic,
-nothing is left half done by a server that is killed, and what a method has returned from is in the database.
+What belongs to one noun more stands in a module of its own (``snapshot_rows``, ``task_rows`` and so on).
 """
 
 from __future__ import annotations
 
-import asyncio
-import math
-import os
-import sqlite3
-import time
-from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from datetime import datetime
-from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from sqlalchemy import (
-    URL,
     ColumnElement,
     Executable,
     Row,
     delete,
-    event,
     func,
     insert,
     literal,
-    make_url,
     select,
     type_coerce,
     update,
 )
-from sqlalchemy.dialects import postgresql, sqlite
-from sqlalchemy.exc import ArgumentError, DBAPIError, IntegrityError
-from sqlalchemy.exc import TimeoutError as PoolTimeoutError
-from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
+from sqlalchemy.dialects import postgresql
+from sqlalchemy.exc import IntegrityError
+from sqlalchemy.ext.asyncio import AsyncConnection
 
 from skerry.control.account_rows import AccountRows
 from skerry.control.audit_rows import AuditRows
+from skerry.control.database import Database, clean, storable
 from skerry.control.identity import LOCAL
-from skerry.control.migrations import migrate
 from skerry.control.schedule_rows import ScheduleRows
 from skerry.control.schema import contexts, events, exposures, mounts, owners, processes, sandboxes, workspaces
 from skerry.control.session_rows import SessionRows
@@ -51,27 +37,15 @@ from skerry.control.snapshot_rows import SnapshotRows
 from skerry.control.task_rows import TaskRows, WorkerRows
 from skerry.control.webhook_rows import WebhookRows
 from skerry.errors import (
-    InvalidRequestError,
     QuotaExceededError,
     SandboxExistsError,
     SandboxNotFoundError,
-    StoreError,
 )
 from skerry.models import ProcessInfo, ProcessStatus, SandboxEvent, Stage, State, now, shown_id
 from skerry.runtime.interpreter.context import Remembered
 
-_DRIVERS = {
-    "sqlite": "sqlite+aiosqlite",
-    "sqlite+aiosqlite": "sqlite+aiosqlite",
-    "postgres": "postgresql+asyncpg",
-    "postgresql": "postgresql+asyncpg",
-    "postgresql+asyncpg": "postgresql+asyncpg",
-}
-_BUSY_SECONDS = 60
 _LARGEST_EVENT_ID = 2**63 - 1
 _BATCH = 500
-
-T = TypeVar("T")
 
 
 @dataclass(slots=True)
@@ -151,44 +125,19 @@ class MountRow:
     """Of a bucket that is not configured: where it is, and its keys, sealed."""
 
 
-class Store:
-    """One database. Methods may be called concurrently, from one event loop."""
+class Store(Database):
+    """Methods may be called concurrently, from one event loop."""
 
     def __init__(self, url: str) -> None:
-        self._url = database_url(url)
-        self._sqlite = self._url.get_backend_name() == "sqlite"
-        self._writer, self._reader = _sqlite_engines(self._url) if self._sqlite else _postgres_engines(self._url)
-        self._running: set[asyncio.Task[Any]] = set()
-        self.snapshots = SnapshotRows(self._read, self._write, _storable)
-        self.accounts = AccountRows(self._read, self._write, self._upsert, _storable)
+        super().__init__(url)
+        self.snapshots = SnapshotRows(self._read, self._write, storable)
+        self.accounts = AccountRows(self._read, self._write, self._upsert, storable)
         self.audit = AuditRows(self._read, self._write, self._together, sqlite=self._sqlite)
         self.webhooks = WebhookRows(self._read, self._write)
-        self.tasks = TaskRows(self._read, self._write, self._together, _clean)
+        self.tasks = TaskRows(self._read, self._write, self._together, clean)
         self.schedules = ScheduleRows(self._read, self._write, self._together)
         self.workers = WorkerRows(self._read, self._write, self._upsert)
-        self.sessions = SessionRows(self._read, self._write, self._together, self._upsert, _storable)
-
-    def __repr__(self) -> str:
-        return f"Store({self.address!r})"
-
-    @property
-    def address(self) -> str:
-        """Where the database is, without password and options: fit for logs."""
-        return self._url.set(query={}).render_as_string(hide_password=True)
-
-    async def open(self) -> None:
-        """Connect and migrate. Any number of processes may open the same new database at once."""
-        try:
-            await self._finish(self._migrate())
-        except BaseException:
-            await self.close()
-            raise
-
-    async def close(self) -> None:
-        if self._running:
-            await asyncio.wait(self._running)
-        await self._writer.dispose()
-        await self._reader.dispose()
+        self.sessions = SessionRows(self._read, self._write, self._together, self._upsert, storable)
 
     # -- sandboxes -----------------------------------------------------------------------------------------------------
 
@@ -216,7 +165,7 @@ class Store:
         unknown = changes.keys() - (set(sandboxes.c.keys()) - {"id"})
         if unknown or not changes:
             raise TypeError(f"update_sandbox() wants columns of a sandbox to change, not {sorted(unknown)}.")
-        statement = update(sandboxes).where(sandboxes.c.id == id).values(_storable(changes)).returning(*sandboxes.c)
+        statement = update(sandboxes).where(sandboxes.c.id == id).values(storable(changes)).returning(*sandboxes.c)
         rows = await self._write(statement)
         if not rows:
             raise _not_found(id)
@@ -256,7 +205,7 @@ class Store:
         only: str | None = None,
     ) -> list[SandboxRow]:
         """Ordered by id; ``after`` is the last id of the page before, ``only`` the one that may be seen."""
-        _storable({"image": image, "labels": dict(labels or {}), "prefix": prefix, "after": after})
+        storable({"image": image, "labels": dict(labels or {}), "prefix": prefix, "after": after})
         statement = select(sandboxes).order_by(sandboxes.c.id).limit(limit)
         if state is not None:
             statement = statement.where(sandboxes.c.state == state)
@@ -280,7 +229,7 @@ class Store:
         return [_sandbox(row) for row in rows]
 
     async def count_by_image(self, image: str, owner: str | None = None) -> int:
-        _storable({"image": image})
+        storable({"image": image})
         counted = select(func.count()).select_from(sandboxes).where(sandboxes.c.image == image)
         rows = await self._read(counted if owner is None else counted.where(sandboxes.c.owner == owner))
         return int(rows[0][0])
@@ -295,8 +244,8 @@ class Store:
     async def add_event(self, sandbox_id: str, kind: str, message: str, **more: Any) -> SandboxEvent:
         """Record what happened, also to a sandbox that is gone; ``more`` are the event's other fields."""
         values = {"at": now(), "details": {}} | more
-        values |= {"sandbox_id": sandbox_id, "kind": kind, "message": _clean(message)}
-        values = _storable(values)
+        values |= {"sandbox_id": sandbox_id, "kind": kind, "message": clean(message)}
+        values = storable(values)
         # Mostly nobody is to be told, and then it is one statement.
         given = select(*(literal(value, events.c[name].type) for name, value in values.items()))
         alone = insert(events).from_select(list(values), given.where(~self.webhooks.enabled()))
@@ -340,8 +289,8 @@ class Store:
 
     async def save_process(self, sandbox_id: str, info: ProcessInfo, starts: int) -> None:
         """Record a process, in place of what was known of it; ``starts`` says in which start of the machine it ran."""
-        _storable({"process id": info.id, "session id": info.session_id})
-        values = info.model_dump() | {"command": _clean(info.command), "error": info.error and _clean(info.error)}
+        storable({"process id": info.id, "session id": info.session_id})
+        values = info.model_dump() | {"command": clean(info.command), "error": info.error and clean(info.error)}
         statement = self._upsert(processes).values(sandbox_id=sandbox_id, starts=starts, **values)
         changed = {name: statement.excluded[name] for name in ("starts", *(values.keys() - {"id"}))}
         statement = statement.on_conflict_do_update(index_elements=["sandbox_id", "id"], set_=changed)
@@ -375,7 +324,7 @@ class Store:
         statement = (
             update(processes)
             .where(processes.c.sandbox_id == sandbox_id, processes.c.status.in_(alive))
-            .values(status=ProcessStatus.KILLED, error=_clean(reason), end_time=now())
+            .values(status=ProcessStatus.KILLED, error=clean(reason), end_time=now())
             .returning(processes.c.id)
         )
         return len(await self._write(statement))
@@ -383,7 +332,7 @@ class Store:
     # -- code contexts -------------------------------------------------------------------------------------------------
 
     async def save_context(self, sandbox_id: str, context: Remembered) -> None:
-        values = _storable(asdict(context))
+        values = storable(asdict(context))
         statement = self._upsert(contexts).values(sandbox_id=sandbox_id, **values)
         changed = {name: statement.excluded[name] for name in values.keys() - {"id"}}
         try:
@@ -411,7 +360,7 @@ class Store:
         Of a port that is exposed already the time stays, with ``keep_token`` its token too, and its hostname unless
         another one is given.
         """
-        values = _storable(asdict(exposure))
+        values = storable(asdict(exposure))
         statement = self._upsert(exposures).values(values)
         kept = {"sandbox_id", "port", "exposed_at"} | ({"token"} if keep_token else set())
         changed = {name: statement.excluded[name] for name in values.keys() - kept}
@@ -459,7 +408,7 @@ class Store:
 
     async def save_mount(self, mount: MountRow) -> None:
         try:
-            await self._write(insert(mounts).values(_storable(asdict(mount))))
+            await self._write(insert(mounts).values(storable(asdict(mount))))
         except IntegrityError as error:
             raise _not_found(mount.sandbox_id) from error
 
@@ -474,54 +423,6 @@ class Store:
         statement = delete(mounts).where(mounts.c.sandbox_id == sandbox_id, mounts.c.path == path)
         return bool(await self._write(statement.returning(mounts.c.path)))
 
-    # -- statements ----------------------------------------------------------------------------------------------------
-
-    async def _migrate(self) -> None:
-        # A URL's option that the driver does not know is a TypeError, a port beyond 65535 an OverflowError.
-        with _reported(f"The database {self.address} cannot be opened", TypeError, OverflowError):
-            if self._sqlite:
-                _make_private_file(Path(str(self._url.database)))
-                await _write_ahead(self._writer)
-            async with self._writer.connect() as connection:
-                await connection.run_sync(migrate)
-
-    async def _read(self, statement: Executable) -> Sequence[Row[Any]]:
-        return await self._finish(_run(self._reader, statement))
-
-    async def _write(self, statement: Executable) -> Sequence[Row[Any]]:
-        return await self._finish(_run(self._writer, statement))
-
-    async def _together(self, work: Callable[[AsyncConnection], Awaitable[T]]) -> T:
-        """What ``work`` does, all of it or nothing."""
-        return await self._finish(self._transaction(work))
-
-    async def _transaction(self, work: Callable[[AsyncConnection], Awaitable[T]]) -> T:
-        with _reported("The database could not be used"):
-            async with self._writer.connect() as connection:
-                if not self._sqlite:
-                    connection = await connection.execution_options(isolation_level="READ COMMITTED")
-                    async with connection.begin():
-                        return await work(connection)
-                await connection.exec_driver_sql("BEGIN IMMEDIATE")
-                try:
-                    done = await work(connection)
-                    await connection.exec_driver_sql("COMMIT")
-                except BaseException:
-                    with suppress(DBAPIError):  # some errors, a full disk for one, have rolled it back already
-                        await connection.exec_driver_sql("ROLLBACK")
-                    raise
-                return done
-
-    async def _finish(self, work: Coroutine[Any, Any, T]) -> T:
-        """Let a statement end even if its caller gives up: one that is cut off would keep SQLite's write lock."""
-        task = asyncio.create_task(work)
-        self._running.add(task)
-        task.add_done_callback(self._running.discard)
-        return await asyncio.shield(task)
-
-    def _upsert(self, table: Any) -> Any:
-        return sqlite.insert(table) if self._sqlite else postgresql.insert(table)
-
     def _labelled(self, labels: Mapping[str, str]) -> list[ColumnElement[bool]]:
         if not self._sqlite:
             return [type_coerce(sandboxes.c.labels, postgresql.JSONB).contains(dict(labels))]
@@ -533,124 +434,12 @@ class Store:
         return conditions
 
 
-def database_url(url: str) -> URL:
-    """A URL as people write it, with the driver Skerry uses. The error never shows the URL: it may hold a password."""
-    try:
-        parsed = make_url(url)
-    except (ArgumentError, ValueError):
-        raise StoreError("The database URL cannot be read.", hint=_URL_HINT) from None
-    if parsed.drivername not in _DRIVERS:
-        raise StoreError(f"Skerry cannot use a database of kind {parsed.drivername!r}.", hint=_URL_HINT)
-    parsed = parsed.set(drivername=_DRIVERS[parsed.drivername])
-    if parsed.get_backend_name() == "sqlite" and parsed.database in (None, "", ":memory:"):
-        raise StoreError("The SQLite database needs a file.", hint=_URL_HINT)
-    if "sslmode" in parsed.query:  # libpq's name for what asyncpg calls ssl
-        mode = parsed.normalized_query["sslmode"][-1]
-        parsed = parsed.difference_update_query(["sslmode"]).update_query_dict({"ssl": mode})
-    return parsed
-
-
-_URL_HINT = "Write it as sqlite:////absolute/path.db or postgresql://user:password@host:5432/name."
-
-
-def _sqlite_engines(url: URL) -> tuple[AsyncEngine, AsyncEngine]:
-    if sqlite3.sqlite_version_info < (3, 35):
-        raise StoreError(
-            f"SQLite {sqlite3.sqlite_version} is too old.", hint="Use a Python built with SQLite 3.35 or newer."
-        )
-
-    def engine(connections: int) -> AsyncEngine:
-        made = _engine(
-            url,
-            pool_size=connections,
-            max_overflow=0,
-            pool_timeout=2 * _BUSY_SECONDS,
-            connect_args={"timeout": _BUSY_SECONDS},
-        )
-        event.listen(made.sync_engine, "connect", _prepare_sqlite)
-        return made
-
-    # SQLite has one writer at a time. One connection for it makes writers queue here, in order, instead of sleeping
-    # on each other's locks; readers never wait for it.
-    return engine(1), engine(2)
-
-
-def _postgres_engines(url: URL) -> tuple[AsyncEngine, AsyncEngine]:
-    try:
-        engine = _engine(url, pool_size=8, max_overflow=8, pool_pre_ping=True)
-    except ModuleNotFoundError as error:
-        raise StoreError(
-            "PostgreSQL needs the asyncpg package.", hint="Install it with: pip install 'skerry[postgres]'."
-        ) from error
-    return engine, engine
-
-
-def _engine(url: URL, **options: Any) -> AsyncEngine:
-    return create_async_engine(
-        url,
-        isolation_level="AUTOCOMMIT",
-        skip_autocommit_rollback=True,
-        pool_reset_on_return=None,
-        hide_parameters=True,  # an error must not carry a sandbox's environment into a log
-        **options,
-    )
-
-
-def _prepare_sqlite(connection: Any, _record: object) -> None:
-    cursor = connection.cursor()
-    cursor.execute("PRAGMA foreign_keys = ON")
-    # In a write-ahead log a commit survives the death of the process; only a power cut may take the last ones.
-    cursor.execute("PRAGMA synchronous = NORMAL")
-    cursor.close()
-
-
-async def _write_ahead(engine: AsyncEngine) -> None:
-    """Switch a database to a write-ahead log, once. SQLite does not wait for others here, so this does."""
-    deadline = time.monotonic() + _BUSY_SECONDS
-    while True:
-        try:
-            async with engine.connect() as connection:
-                await connection.exec_driver_sql("PRAGMA journal_mode = WAL")
-            return
-        except DBAPIError as error:
-            if "locked" not in str(error.orig) or time.monotonic() > deadline:
-                raise
-        await asyncio.sleep(0.02)
-
-
-def _make_private_file(path: Path) -> None:
-    """SQLite would make it readable for everyone, and it holds the environments of sandboxes."""
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
-
-
-async def _run(engine: AsyncEngine, statement: Executable) -> Sequence[Row[Any]]:
-    with _reported("The database could not be used"):
-        async with engine.connect() as connection:
-            result = await connection.execute(statement)
-            return result.all() if result.returns_rows else []
-
-
-@contextmanager
-def _reported(what: str, *more: type[Exception]) -> Iterator[None]:
-    kinds: tuple[type[Exception], ...] = (DBAPIError, PoolTimeoutError, OSError, *more)
-    try:
-        yield
-    except IntegrityError:
-        raise
-    except kinds as error:
-        reason = str(error.orig if isinstance(error, DBAPIError) else error).partition("\n")[0]
-        raise StoreError(
-            f"{what}: {reason.rstrip('.')}.", hint="Look at the database and at SKERRY_DATABASE_URL."
-        ) from error
-
-
 def _sandbox(row: Row[Any]) -> SandboxRow:
     return SandboxRow(**row._mapping)
 
 
 def _values(row: SandboxRow) -> dict[str, Any]:
-    return _storable({name.name: getattr(row, name.name) for name in fields(row)})
+    return storable({name.name: getattr(row, name.name) for name in fields(row)})
 
 
 def _exists(id: str) -> SandboxExistsError:
@@ -673,32 +462,3 @@ def _exposed(sandbox_id: str) -> ColumnElement[bool]:
 
 def _not_found(id: str) -> SandboxNotFoundError:
     return SandboxNotFoundError(f"Sandbox {id!r} not found.", details={"id": id})
-
-
-def _clean(text: str) -> str:
-    """What a sandbox said must be recorded, even where it is no text a database takes."""
-    return text.replace("\0", "\ufffd").encode(errors="replace").decode()
-
-
-def _storable(values: dict[str, Any]) -> dict[str, Any]:
-    """Refuse what PostgreSQL cannot hold, on SQLite too: a program must not break when its database changes."""
-    for name, value in values.items():
-        if name == "last_stop" and value is not None:
-            values = values | {name: _clean(value)}
-        elif not _fits(value):
-            raise InvalidRequestError(f"{name!r} has a NUL character, broken Unicode or an infinite number in it.")
-    return values
-
-
-def _fits(value: Any) -> bool:
-    match value:
-        case str():
-            return "\0" not in value and not any("\ud800" <= character <= "\udfff" for character in value)
-        case float():
-            return math.isfinite(value)
-        case Mapping():
-            return all(_fits(part) for pair in value.items() for part in pair)
-        case list() | tuple():
-            return all(_fits(part) for part in value)
-        case _:
-            return True
