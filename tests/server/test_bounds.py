@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Annotated
+import warnings
+from collections.abc import Callable, Coroutine
+from typing import Annotated, Any
 
 import pytest
 from fastapi import APIRouter, FastAPI, Query, Request, Response
@@ -35,13 +37,36 @@ def app() -> FastAPI:
     app = FastAPI()
     app.state.settings = Settings(max_json_bytes=1000, receive_timeout=0.2)
     errors.install(app)
-    app.include_router(router)
+    app.router.routes.extend(router.routes)
     return app
 
 
 async def test_json_within_the_bounds_is_read(app: FastAPI) -> None:
     done = await Exchange(app, "POST", "/json", JSON).body(b'{"comm', more=True).body(b'and": "ls"}').start().end()
     assert done.content == b'"ls"'
+
+
+async def test_a_route_is_made_when_it_is_first_asked_for(app: FastAPI) -> None:
+    made: list[str] = []
+
+    class Seen(BoundedRoute):
+        def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+            made.append(self.path)
+            return super().get_route_handler()
+
+    seen = APIRouter(route_class=Seen)
+    for path in ("/one", "/other"):
+        seen.post(path)(take_json)
+    app.router.routes.extend(seen.routes)
+    assert made == []
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for _ in range(2):
+            done = await Exchange(app, "POST", "/other", JSON).body(b'{"command": "ls"}').start().end()
+            assert done.content == b'"ls"'
+    assert made == ["/other"]
+    with pytest.raises(AttributeError, match="'Seen' object has no attribute 'nothing'"):
+        _ = seen.routes[1].nothing  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("announced", [True, False])

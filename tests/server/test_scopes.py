@@ -9,12 +9,15 @@ from starlette.routing import Route, WebSocketRoute
 from skerry.control.actor import Caller
 from skerry.models import KeyScope
 from skerry.server.app import create_app
+from skerry.server.directory import Directory
 from skerry.server.scopes import BEYOND_ONE_SANDBOX, TABLE, WITHIN_ONE_SANDBOX, Need, rule_of
 from skerry.settings import Settings
 
 
 def routes() -> Iterator[str]:
     for route in create_app(object(), Settings()).router.routes:  # type: ignore[arg-type]
+        if isinstance(route, Directory):
+            continue
         if isinstance(route, Route):
             for method in route.methods or {"*"}:
                 if method != "HEAD":
@@ -51,7 +54,12 @@ def _asked(route: str) -> tuple[str, str]:
     return ("GET" if method == "*" else method), path.replace("{rest:path}", "")
 
 
-WITH_OTHER_TOKENS = {"POST /api/v2/cloudflare/webhook", "WS /sessions/{session}/ws", "POST /sandbox/{sandbox}/error"}
+WITH_OTHER_TOKENS = {
+    "POST /api/v2/cloudflare/webhook",
+    "WS /sessions/{session}/ws",
+    "POST /sandbox/{sandbox}/error",
+    "POST /sandbox/{sandbox}/pr",
+}
 """For which a key is no use."""
 SIGNING_IN = {"POST /v1/auth/sign-in", "POST /api/auth/sign-in/email"}
 

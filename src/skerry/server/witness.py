@@ -15,7 +15,6 @@ from functools import cache, lru_cache
 from typing import Any
 
 import structlog
-from starlette.routing import Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from skerry.control.actor import PREVIEW, STRANGER, actor
@@ -25,6 +24,7 @@ from skerry.errors import AuditUnavailableError
 from skerry.models import Outcome
 from skerry.redaction import redact
 from skerry.server.allowance import Allowance
+from skerry.server.directory import FOUND
 from skerry.server.errors import error_response
 
 log = structlog.get_logger("skerry.access")
@@ -105,9 +105,7 @@ class Witness:
     def operation(self, scope: Scope) -> Operation:
         if actor.get() == PREVIEW:
             return _PREVIEW
-        route = scope.get("route") or scope.get("skerry.route")
-        if route is None:
-            route = _route(scope)
+        route = scope.get(FOUND) or scope.get("route") or _route(scope)
         if route is None:
             return _NOTHING
         known = self._operations.get(id(route))
@@ -286,13 +284,14 @@ def _own_user() -> str:
 
 def _route(scope: Scope) -> Any:
     """The route of a request that was refused before it got there."""
-    for route in scope["app"].router.routes if "app" in scope else ():
-        match, child = route.matches(scope)
-        if match is Match.FULL:
-            scope["skerry.route"] = route
-            scope.setdefault("path_params", child.get("path_params", {}))
-            return route
-    return None
+    directory = getattr(scope["app"].state, "directory", None) if "app" in scope else None
+    found = None if directory is None else directory.find(scope)
+    if found is None:
+        return None
+    route, child = found
+    scope[FOUND] = route
+    scope.setdefault("path_params", child.get("path_params", {}))
+    return route
 
 
 def _sandbox(scope: Scope, asked: Inquiry) -> str | None:
