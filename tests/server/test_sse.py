@@ -12,6 +12,7 @@ from fastapi import FastAPI, Response
 from skerry.errors import NotFoundError, SandboxLostError
 from skerry.models import ExecEvent
 from skerry.server import errors, sse
+from skerry.server.closing import Closing
 from skerry.server.witness import Witness
 from tests.server.exchange import Exchange
 
@@ -25,7 +26,7 @@ class Stage:
         self.log: list[str] = []
         self.closed = asyncio.Event()
         self.app = FastAPI()
-        self.app.state.closing = asyncio.Event()
+        self.app.state.closing = Closing()
         errors.install(self.app)
         self.app.add_middleware(Witness, audit=None, access_log=False)
 

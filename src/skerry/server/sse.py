@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
 from contextlib import AbstractAsyncContextManager, aclosing, suppress
 from typing import Any, Generic, TypeVar, cast
 
@@ -16,6 +16,7 @@ from skerry.agents.task_models import TaskEvent
 from skerry.control.inquiry import inquiry
 from skerry.errors import SkerryError
 from skerry.models import Result, SandboxEvent
+from skerry.server.closing import Closing
 from skerry.server.disconnect import until_disconnect
 from skerry.server.errors import as_skerry_error
 
@@ -76,20 +77,21 @@ class EventStream(Response, Generic[T]):
         self._use, self._source, self._failure = use, source, failure
         self._encode = encoder or encode
         self._encode_failure = encode_failure if encoder is None else lambda event, _: self._encode(event)
-        self._started = self._silent = self._closing = False
+        self._started = self._closing = False
         self._turn = asyncio.Lock()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         with suppress(ClientDisconnect):
-            await until_disconnect(receive, self._run(send, scope["app"].state.closing))
+            await until_disconnect(receive, self.run(send, scope["app"].state.closing))
 
-    async def _run(self, send: Send, closing: asyncio.Event) -> None:
+    async def run(self, send: Send, closing: Closing) -> None:
         # Everything is entered, iterated and left in this one task: a source may hold timeouts or task groups open
         # across its yields, and those belong to a task.
         async with self._use as held:
             pump = asyncio.current_task()
             assert pump is not None
-            heart = asyncio.ensure_future(self._beat(send, closing, pump))
+            heart = self._heart = _Heart(lambda: self._write(send, self.alive), OPENING, self.keepalive or KEEPALIVE)
+            forget = closing.tell(lambda: self._close(pump))
             try:
                 async with aclosing(cast("AsyncGenerator[Result, None]", self._source(held))) as events:
                     async for event in events:
@@ -105,8 +107,8 @@ class EventStream(Response, Generic[T]):
                 known = as_skerry_error(error, during="stream")
                 await self._write(send, self._encode_failure(self._failure(known), known))
             finally:
-                heart.cancel()
-                await asyncio.gather(heart, return_exceptions=True)
+                forget()
+                await heart.stop()
             await self._write(send, b"", more=False)
 
     async def _write(self, send: Send, data: bytes, *, more: bool = True) -> None:
@@ -114,19 +116,35 @@ class EventStream(Response, Generic[T]):
             if not self._started:
                 await send({"type": "http.response.start", "status": 200, "headers": self.head})
                 self._started = True
-            self._silent = False
+            self._heart.rest()
             await send({"type": "http.response.body", "body": data, "more_body": more})
 
-    async def _beat(self, send: Send, closing: asyncio.Event, pump: asyncio.Task[None]) -> None:
-        pause = OPENING
-        while True:
-            try:
-                await asyncio.wait_for(closing.wait(), pause)
-            except TimeoutError:
-                if self._silent or not self._started:
-                    await self._write(send, self.alive)
-                self._silent, pause = True, self.keepalive or KEEPALIVE
-            else:
-                self._closing = True
-                pump.cancel()
-                return
+    def _close(self, pump: asyncio.Task[None]) -> None:
+        self._closing = True
+        pump.cancel()
+
+
+class _Heart:
+    """Says something whenever nothing else was said for a while. No task of its own: most streams are short."""
+
+    def __init__(self, beat: Callable[[], Coroutine[Any, Any, None]], first: float, then: float) -> None:
+        self._beat, self._pause = beat, then
+        self._silent = True
+        self._beating: asyncio.Task[None] | None = None
+        self._timer = asyncio.get_running_loop().call_later(first, self._due)
+
+    def rest(self) -> None:
+        """Something was said."""
+        self._silent = False
+
+    def _due(self) -> None:
+        if self._silent and (self._beating is None or self._beating.done()):
+            self._beating = asyncio.ensure_future(self._beat())
+        self._silent = True
+        self._timer = asyncio.get_running_loop().call_later(self._pause, self._due)
+
+    async def stop(self) -> None:
+        self._timer.cancel()
+        if self._beating is not None:
+            self._beating.cancel()
+            await asyncio.gather(self._beating, return_exceptions=True)

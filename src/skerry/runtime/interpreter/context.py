@@ -129,21 +129,26 @@ class Context:
 
     # -- running -------------------------------------------------------------------------------------------------------
 
-    async def run(
-        self, code: str, env: Mapping[str, str | None], timeout: float | None, emit: Emit, live: Live | None = None
-    ) -> CodeEvent:
+    async def run(self, code: str, env: Mapping[str, str | None], timeout: float | None, emit: Emit) -> CodeEvent:
         """Run code once what came before has ended; the ``complete`` event. Cancelling interrupts the code."""
+        run, performed = self.begin(code, env, timeout, emit)
+        try:
+            return await asyncio.shield(performed)
+        except asyncio.CancelledError:
+            run.leave()
+            raise
+
+    def begin(
+        self, code: str, env: Mapping[str, str | None], timeout: float | None, emit: Emit, live: Live | None = None
+    ) -> tuple[Run, asyncio.Task[CodeEvent]]:
+        """The same, for one who listens meanwhile and leaves the run when it wants no more of it."""
         run = Run(code, env, self._info.timeout if timeout is None else timeout, emit, live)
         # A task of its own: when the caller leaves, it still has to stop the code before the next one may run.
         task = asyncio.get_running_loop().create_task(self._perform(run))
         self._runs.add(task)
         task.add_done_callback(self._runs.discard)
         task.add_done_callback(_retrieve)
-        try:
-            return await asyncio.shield(task)
-        except asyncio.CancelledError:
-            run.leave()
-            raise
+        return run, task
 
     async def _perform(self, run: Run) -> CodeEvent:
         async with self._turn:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import uuid
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Protocol
@@ -147,16 +146,15 @@ class Contexts:
         context = await self._choose(request)
         self._note(context)
         live = Live()
-        running = asyncio.ensure_future(context.run(request.code, request.env, request.timeout, live.emit, live))
-        running.add_done_callback(lambda _: live.finish())
+        run, performed = context.begin(request.code, request.env, request.timeout, live.emit, live)
+        performed.add_done_callback(lambda _: live.finish())
         try:
             async for event in live.read():
                 yield event
-            await running
+            performed.result()
         finally:
-            if not running.done():
-                running.cancel()
-                await asyncio.gather(running, return_exceptions=True)
+            if not performed.done():
+                run.leave()
 
     def _note(self, context: Context) -> None:
         if self.on_run is not None:

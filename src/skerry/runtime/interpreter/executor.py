@@ -127,7 +127,7 @@ class Executor:
         self._interrupts = pipes.ours.pop("interrupts", -1)
         self._frames = Frames(self._message)
         self._listener: Listener | None = None
-        self._finished: asyncio.Future[dict[str, Any]] | None = None
+        self._finished: asyncio.Future[dict[str, Any] | None] | None = None
         self._runs = 0
         self._unheard: dict[Stream, bytes] = dict.fromkeys(STREAMS, b"")
         self._order = Order()
@@ -165,9 +165,9 @@ class Executor:
         try:
             with contextlib.suppress(BrokenPipeError):  # it ended; that is waited for below
                 await write_all(self._requests, encode({"run": self._runs, "code": code, "env": dict(env)}))
-            waits: set[asyncio.Future[Any]] = {self._finished, self.ended}
-            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-            return self._finished.result() if self._finished.done() else None
+            if self.ended.done() and not self._finished.done():
+                return None
+            return await self._finished
         finally:
             self._listener = self._finished = None
 
@@ -200,14 +200,13 @@ class Executor:
         finished = self._finished
         if finished is None:
             return
-        waits: set[asyncio.Future[Any]] = {finished, self.ended}
         # Before it has begun with the code it takes no interrupt for meant. And one that comes just before a call that
         # blocks is noticed only after it, hence again and again; it counts as one.
         for _ in range(max(1, round(patience / AGAIN))):
             if self.taken:
                 await self._signal()
-            await asyncio.wait(waits, timeout=AGAIN, return_when=asyncio.FIRST_COMPLETED)
-            if finished.done() or self.ended.done() or self._finished is not finished:
+            await asyncio.wait({finished}, timeout=AGAIN)
+            if finished.done() or self._finished is not finished:
                 return
 
     async def _signal(self) -> None:
@@ -330,6 +329,8 @@ class Executor:
     def _end(self, why: str) -> None:
         if not self.ended.done():
             self.ended.set_result(why)
+        if self._finished is not None and not self._finished.done():
+            self._finished.set_result(None)
         if not self.ready.done():
             self.ready.cancel()
 

@@ -34,41 +34,40 @@ class Run:
         self._seconds = None if timeout is None else timeout / 1000
         self._to = emit
         self._live = live
-        self._left = asyncio.Event()
+        self._left: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     @property
     def left(self) -> bool:
-        return self._left.is_set()
+        return self._left.done()
 
     def leave(self) -> None:
         """Nobody listens any more: if the code runs already, it is interrupted."""
-        self._left.set()
+        if not self._left.done():
+            self._left.set_result(None)
         if self._live is not None:
             self._live.release()
 
     def emit(self, event: CodeEvent, size: int = 0) -> None:
-        if not self._left.is_set():
+        if not self._left.done():
             self._to(event, size)
 
     async def follow(self, executor: Executor, transcript: Transcript, clock: Clock) -> Outcome | None:
         """What came of it; None when the process had ended before it took the code."""
         running = asyncio.ensure_future(executor.run(self._code, self._env, transcript))
-        leaving = asyncio.ensure_future(self._left.wait())
         timed_out = killed = False
         if self._live is not None:
             self._live.attach(executor)
         try:
-            waits: set[asyncio.Future[Any]] = {running, leaving}
+            waits: set[asyncio.Future[Any]] = {running, self._left}
             with contextlib.suppress(TimeoutError):
                 async with clock.timeout(self._seconds):
                     await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
             if not running.done():
-                timed_out = not leaving.done()
+                timed_out = not self._left.done()
                 killed = await self._stop(executor, running)
             done = await running
         finally:
             running.cancel()
-            leaving.cancel()
             if self._live is not None:
                 self._live.release()
         transcript.close()

@@ -88,14 +88,21 @@ class Container:
             return await _write(send, 204, None)
         asked_for(f"{request.method} {path}")
         id, body = _sandbox(request), await _body(request)
+        answer = await until_disconnect(receive, self._work(request, id, path, body, send))
+        if answer is not None:
+            await _write(send, 200, answer)
+
+    async def _work(self, request: BoundedRequest, id: str, path: str, body: Json, send: Send) -> Json | None:
+        """What is to be answered; None when it was a stream, and has been sent."""
         async with AsyncExitStack() as stack:
             call = self._calls.call(id, request.method, path, body, request.query_params)
-            answer = await until_disconnect(receive, stack.enter_async_context(call))
+            answer = await stack.enter_async_context(call)
             if not isinstance(answer, Stream):
-                return await _write(send, 200, answer)
+                return answer
             # The stream keeps the sandbox for as long as it lasts, and ends what it holds when the client leaves.
             kind = _Lines if self._is_early and path == CODE else _Events
-            await kind(stack.pop_all(), answer)(request.scope, receive, send)
+            await kind(stack.pop_all(), answer).run(send, request.app.state.closing)
+        return None
 
     async def _pass(self, request: BoundedRequest, port: int, receive: Receive, send: Send) -> None:
         """``/proxy/{port}/…``: straight to a server inside, if its port is exposed."""
