@@ -20,6 +20,7 @@ import httpx
 import pytest
 
 from tests.disks import names
+from tests.providers.users import needs_root, needs_watching
 from tests.servers import Server, mounts_below, vanished
 
 SOAK = bool(os.environ.get("SKERRY_SOAK"))
@@ -243,6 +244,26 @@ def test_a_killed_launcher_is_replaced_and_the_loss_is_told(server: Server) -> N
         assert run(client, "one", "cat f")["stdout"] == "kept\n"
         info = client.get("/v1/sandboxes/one").json()
         assert (info["starts"], "unexpectedly" in info["lastStop"]) == (2, True)
+    server.stop()
+
+
+@needs_root
+@needs_watching
+def test_one_that_is_full_is_told_so_by_the_next_server_and_keeps_what_it_has(server: Server) -> None:
+    write = "head -c 64M /dev/zero >big; stat -c %s kept"
+    with server.client() as client:
+        client.post("/v1/sandboxes", json={"id": "full", "limits": {"disk": "24M"}})
+        run(client, "full", "head -c 4M /dev/zero >kept; sync kept")
+        assert "No space left" in str(run(client, "full", write)["stderr"])
+        client.post("/v1/sandboxes/full/processes", json={"command": "while :; do echo x >>big; done"})
+        family = server.family()
+    server.kill()
+    assert vanished(family) == set()
+    server.start()
+    with server.client() as client:
+        result = run(client, "full", write)
+        assert ("No space left" in str(result["stderr"]), result["stdout"]) == (True, f"{4 << 20}\n")
+        assert run(client, "full", "rm big; head -c 8M /dev/zero >big")["exitCode"] == 0
     server.stop()
 
 

@@ -12,8 +12,9 @@ from tests.bench.samples import Contestant, Samples, milliseconds, take_turns
 from tests.bench.service import service
 from tests.bench.stand import Stand
 
-LIMITS = {"memory": "1G", "pids": 512, "cpu": 2, "disk": "1G"}
-MORE = {"limits-create": 3.0, "limits-exec": 0.1}
+LIMITS: dict[str, object] = {"memory": "1G", "pids": 512, "cpu": 2, "disk": "1G"}
+ALMOST_FULL: dict[str, object] = {"disk": "128M"}
+MORE = {"limits-create": 3.0, "limits-exec": 0.1, "limits-write": 1.0}
 """Milliseconds that they may cost."""
 WITHOUT = "without limits"
 
@@ -56,19 +57,28 @@ def create(stand: Stand) -> list[Row]:
 
 
 def execute(stand: Stand) -> list[Row]:
+    return _commands(stand, "limits-exec", "exec of true with limits", LIMITS, "true")
+
+
+def write(stand: Stand) -> list[Row]:
+    path = "exec that writes 4 MB, in a sandbox that is almost full"
+    return _commands(stand, "limits-write", path, ALMOST_FULL, "head -c 4M /dev/zero >/workspace/f")
+
+
+def _commands(stand: Stand, name: str, path: str, limits: dict[str, object], command: str) -> list[Row]:
     with clients(stand) as (held, free):
-        sandboxes = [held.sandbox(stand.fresh_name(), limits=LIMITS), free.sandbox(stand.fresh_name())]
+        sandboxes = [held.sandbox(stand.fresh_name(), limits=limits), free.sandbox(stand.fresh_name())]
         for sandbox in sandboxes:
-            sandbox.exec("true")
+            sandbox.exec(command)
 
         def once(sandbox: skerry.Sandbox) -> float:
-            return milliseconds(lambda: expect(sandbox.exec("true").success, "The command failed."))
+            return milliseconds(lambda: expect(sandbox.exec(command).success, "The command failed."))
 
         rival = Contestant(WITHOUT, lambda: once(sandboxes[1]), stand.counts.small)
         samples = take_turns(Contestant("Skerry", lambda: once(sandboxes[0]), stand.counts.small), rival)
         for sandbox in sandboxes:
             sandbox.destroy()
-    return [_row("limits-exec", "exec of true with limits", samples, rival)]
+    return [_row(name, path, samples, rival)]
 
 
 def _row(name: str, path: str, samples: Samples, rival: Contestant) -> Row:
@@ -77,4 +87,4 @@ def _row(name: str, path: str, samples: Samples, rival: Contestant) -> Row:
     return Row(name, path, f"p50 ≤ {more:g} ms more", samples, rivals=[rival], goals=[goal])
 
 
-PATHS = {"limits-create": create, "limits-exec": execute}
+PATHS = {"limits-create": create, "limits-exec": execute, "limits-write": write}

@@ -16,13 +16,17 @@ from skerry.control.registry import Registry
 from skerry.errors import LifetimeOverError, LimitTooLowError, NoSpaceError
 from skerry.limits import TIERS
 from skerry.models import (
+    BackupRequest,
     CreateContext,
     CreateSandbox,
     CreateSession,
+    CreateSnapshot,
     ExecRequest,
     ExecResult,
     ForkSandbox,
     Limits,
+    RestoreRequest,
+    RollbackSandbox,
     RunCode,
     SleepSandbox,
     StartProcess,
@@ -32,7 +36,7 @@ from skerry.models import (
 )
 from skerry.providers.contract import Capabilities
 from skerry.settings import Settings
-from tests.providers.users import needs_root
+from tests.providers.users import needs_root, needs_watching
 
 MB = 1 << 20
 HOG = "python3 -c 'bytearray(1 << 30)'"
@@ -160,6 +164,33 @@ async def test_a_full_disk_is_named_and_can_be_emptied_again_even_after_a_restar
     assert (await run(registry, "full", "rm /workspace/big && echo hello >f && cat f")).stdout == "hello\n"
     other = await run(registry, "other", "head -c 40M /dev/zero >/workspace/big && echo fine")
     assert other.stdout == "fine\n"
+
+
+@needs_root
+@needs_watching
+async def test_a_full_disk_is_told_in_every_life_of_a_sandbox_and_to_its_forks(registry: Registry) -> None:
+    async def is_full(id: str) -> None:
+        found = await run(registry, id, "head -c 64M /dev/zero >/workspace/more")
+        assert (found.limit, "No space left on device" in found.stderr) == ("disk", True)
+        await run(registry, id, "rm /workspace/more")
+
+    await make(registry, "full", {"disk": "24M"})
+    await run(registry, "full", "head -c 4M /dev/urandom >/workspace/kept; cksum /workspace/kept >/workspace/sum")
+    taken = await registry.snapshots.create("full", CreateSnapshot())
+    await is_full("full")
+    await registry.snapshots.fork("full", ForkSandbox(ids=["fork"]))
+    await is_full("fork")
+    await registry.sleep("full", SleepSandbox())
+    await is_full("full")
+    await registry.snapshots.rollback("full", RollbackSandbox(snapshot=taken.id))
+    await is_full("full")
+    async with registry.use("full") as full, registry.use("fork") as fork:
+        backup = (await registry.backups.backup(full, "full", BackupRequest(dir="/workspace"))).backup
+        await run(registry, "fork", "rm -r /workspace/*")
+        await registry.backups.restore(fork, "fork", RestoreRequest(backup=backup.id))
+    await is_full("fork")
+    for id in ("full", "fork"):
+        assert (await run(registry, id, "cksum /workspace/kept | cmp - /workspace/sum")).exit_code == 0
 
 
 @needs_root

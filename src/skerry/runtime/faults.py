@@ -29,6 +29,8 @@ class Met:
     """Processes that were killed for want of memory."""
     pids: int = 0
     """Processes that could not be started."""
+    disk: int = 0
+    """Writes that were refused because the sandbox has written what it may; where the host can count them."""
 
 
 NOTHING = Met()
@@ -93,6 +95,8 @@ class Faults:
     def _counted(self, before: Met, met: Met) -> Reached | None:
         if met.memory > before.memory:
             return self.of_memory()
+        if met.disk > before.disk:
+            return self.of_quota()
         return self.of_pids() if met.pids > before.pids else None
 
     def look(self) -> Met:
@@ -100,11 +104,14 @@ class Faults:
         met = self.count()
         if met == self._told:
             return met
-        before, self._told = self._told, Met(max(met.memory, self._told.memory), max(met.pids, self._told.pids))
+        before = self._told
+        self._told = Met(max(met.memory, before.memory), max(met.pids, before.pids), max(met.disk, before.disk))
         if met.memory > before.memory:
             self._tell(self.of_memory(), met.memory - before.memory)
         if met.pids > before.pids:
             self._tell(self.of_pids(), met.pids - before.pids)
+        if met.disk > before.disk:
+            self._tell(self.of_quota(), met.disk - before.disk)
         return met
 
     def _tell(self, reached: Reached, count: int = 1) -> None:
@@ -120,12 +127,15 @@ class Faults:
         most = "as many processes" if self.limits.pids is None else f"the {self.limits.pids} processes"
         return Reached("pids", f"The sandbox has {most} and threads that it may have, so one could not be started.")
 
+    def of_quota(self) -> Reached:
+        most = "what" if self.limits.disk is None else f"the {shown_size(self.limits.disk)}"
+        return Reached("disk", f"The sandbox has written {most} it may have on disk, so a write failed.")
+
     def of_disk(self, said: bytes) -> Reached | None:
         reached: Reached | None = None
         said = said[-TAIL:]
         if _QUOTA.search(said) and self.limits.disk is not None:
-            size = shown_size(self.limits.disk)
-            reached = Reached("disk", f"The sandbox has written the {size} it may have on disk, so a write failed.")
+            reached = self.of_quota()
         elif _FULL.search(said):
             if self._full is not None and self._full():
                 reached = Reached("disk", "The disk that holds all sandboxes' files is full, so a write failed.")

@@ -241,7 +241,11 @@ def _quotas(settings: Settings, idmap: IdMap) -> Finding:
             "Run the server as root on Linux 6.7 or newer, with SKERRY_HOME on ext4 or xfs and btrfs-progs installed"
         )
         return Finding("disk limits", False, False, f"The disk space of sandboxes cannot be limited. {reason}", remedy)
-    return Finding("disk limits", True, False, "The pool counts what each sandbox writes.")
+    told = (
+        "ENOSPC" if Path("/sys/kernel/btf/vmlinux").exists() else "EDQUOT, as this kernel does not describe its types"
+    )
+    detail = f"The pool counts what each sandbox writes; programs that write past a limit are told {told}."
+    return Finding("disk limits", True, False, detail)
 
 
 def _freezing(home: Path) -> Finding:
