@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import shutil
+import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -16,6 +17,8 @@ from tests.bench.samples import reason
 INSTALL = "apt-get install docker.io mmdebstrap"
 IMAGE = "skerry-bench"
 PATIENCE = 30.0
+REMAPPED = {"userns-remap": "nobody:nogroup"}
+WITH_IDS = 'mount --bind "$0" /etc/subuid && mount --bind "$0" /etc/subgid && exec "$@"'
 
 
 class NoEngineError(Exception):
@@ -23,9 +26,11 @@ class NoEngineError(Exception):
 
 
 class Engine:
-    def __init__(self, scratch: Path, tarball: Callable[[], Path] | None = None) -> None:
-        """``tarball`` gives what the image is made of, once the engine runs."""
+    def __init__(self, scratch: Path, tarball: Callable[[], Path] | None = None, remapped: bool = False) -> None:
+        """``tarball`` gives what the image is made of, once the engine runs; ``remapped`` containers have ids of their
+        own."""
         self._place = scratch / "docker"
+        self._remapped = remapped
         self._tarball = tarball or _image
         self._cgroup = f"skerry-bench-{os.getpid()}"
         self._process: subprocess.Popen[bytes] | None = None
@@ -45,16 +50,39 @@ class Engine:
         # In a network namespace of its own, so that the host gets neither a bridge nor rules; where that does not work,
         # containers can only be without a network.
         try:
-            self._start([_found("unshare"), "--net", daemon], {})
+            unshare = [_found("unshare"), "--net"]
+            if self._remapped:
+                self._start([*unshare, "--mount", "/bin/sh", "-c", WITH_IDS, f"{self._place}/ids", daemon], REMAPPED)
+            else:
+                self._start([*unshare, daemon], {})
             self.bridged = True
         except NoEngineError:
             self.stop()
+            if self._remapped:
+                raise
             self._start([daemon], {"bridge": "none", "iptables": "false", "ip6tables": "false", "ip-forward": "false"})
         self._call("import", str(self._tarball()), IMAGE)
+
+    def kill(self) -> None:
+        """As a crash would; containers run on without it."""
+        assert self._process is not None
+        self._process.kill()
+        self._process.wait()
+
+    def restart(self) -> None:
+        """After ``kill``."""
+        assert self._process is not None
+        for left in ("pid", "exec/containerd/containerd.pid"):
+            with suppress(OSError, ValueError):
+                if left != "pid":  # its own containerd, which it would end itself if it knew
+                    os.kill(int((self._place / left).read_text()), signal.SIGKILL)
+                (self._place / left).unlink()
+        self._begin(self._process.args)  # type: ignore[arg-type]
 
     def _start(self, line: list[str], network: dict[str, str]) -> None:
         self._place.mkdir()
         (self._place / "daemon.json").write_text("{}")
+        (self._place / "ids").write_text("nobody:1800000000:65536\nnogroup:1800000000:65536\n")
         options = network | {
             "config-file": f"{self._place}/daemon.json",
             "data-root": f"{self._place}/data",
@@ -67,9 +95,12 @@ class Engine:
             "containerd-namespace": self._cgroup,
             "containerd-plugins-namespace": f"{self._cgroup}-plugins",
         }
-        with open(self._place / "log", "wb") as log:
+        self._begin([*line, *(f"--{name}={value}" for name, value in options.items())])
+
+    def _begin(self, line: list[str]) -> None:
+        with open(self._place / "log", "ab") as log:
             self._process = subprocess.Popen(
-                [*line, *(f"--{name}={value}" for name, value in options.items())],
+                line,
                 env=self._env,
                 stdin=subprocess.DEVNULL,
                 stdout=log,

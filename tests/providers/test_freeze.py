@@ -15,7 +15,8 @@ from skerry.models import CreateSession, ExecRequest, StartProcess
 from skerry.providers.contract import Spec
 from skerry.providers.local import cgroups
 from skerry.providers.local.cgroups import Cgroups
-from skerry.providers.local.provider import LocalMachine, LocalProvider
+from skerry.providers.local.machine import LocalMachine
+from skerry.providers.local.provider import LocalProvider
 from skerry.runtime.runtime import Runtime
 from skerry.settings import Settings
 from tests import machines

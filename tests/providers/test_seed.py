@@ -14,7 +14,8 @@ import pytest
 
 from skerry.models import CreateContext, Execution, RunCode
 from skerry.providers.contract import Spec
-from skerry.providers.local.provider import LocalMachine, LocalProvider
+from skerry.providers.local.machine import LocalMachine
+from skerry.providers.local.provider import LocalProvider
 from skerry.runtime.runtime import Runtime
 from skerry.settings import Settings
 from tests.machines import nobody

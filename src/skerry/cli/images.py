@@ -103,25 +103,35 @@ def build_docker(
         ),
     ] = None,
     package: Annotated[list[str] | None, typer.Option("--package", help="One more; may be given again.")] = None,
+    flavor: Annotated[
+        str | None,
+        typer.Option(help="With the tools for js, python, go, rust, fullstack or polyglot; an image of that name."),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Build the image that sandboxes of a Docker Engine start from, of this machine's own packages.
 
-    No registry is asked. SKERRY_DOCKER_IMAGE is what it is called, and SKERRY_DOCKER_SOCKET where the engine is.
+    No registry is asked. SKERRY_DOCKER_IMAGE is what it is called, and SKERRY_DOCKER_SOCKET where the engine is. With
+    --flavor it is one beside that, for sandboxes that ask for it: `skerry create demo --image python`.
     """
     import asyncio
 
     from skerry.errors import InvalidRequestError
-    from skerry.providers.docker import base
+    from skerry.providers.docker import base, flavors
     from skerry.settings import Settings
 
     settings = Settings.from_env(home=target_of(context).home)
     if source not in (None, "packages", "host"):
         raise InvalidRequestError(f"An image cannot be built from {source[:40]!r}.", hint="Say packages or host.")
     kind: base.Source = "packages" if source == "packages" else "host" if source == "host" else base.possible()
-    if kind == "host" and package:
-        raise InvalidRequestError("An image of the host has the host's packages.", hint="Leave --package out.")
-    with progress_bar(settings.docker_image, None) as progress:
-        id = asyncio.run(base.build_for(settings, kind, tuple(package or ()), progress))
-    made = {"image": settings.docker_image, "id": id, "from": kind}
-    print_json(made) if as_json else print(f"{settings.docker_image}\t{id.removeprefix('sha256:')[:12]}")
+    if flavor is not None:
+        flavors.packages_of(flavor)
+    if kind == "host" and (package or flavor):
+        raise InvalidRequestError(
+            "An image of the host has the host's packages.",
+            hint="Leave --package and --flavor out, or use --from packages on Debian or Ubuntu with mmdebstrap.",
+        )
+    with progress_bar(flavor or settings.docker_image, None) as progress:
+        name, id = asyncio.run(base.build_for(settings, kind, tuple(package or ()), flavor, progress))
+    made = {"image": name, "id": id, "from": kind}
+    print_json(made) if as_json else print(f"{name}\t{id.removeprefix('sha256:')[:12]}")

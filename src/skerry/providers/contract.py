@@ -33,6 +33,8 @@ class Capabilities:
     """Whether programs of the host can be shown inside."""
     unheld: Mapping[str, str] = field(default_factory=dict)
     """The limits that machines cannot be held to here, and why, in a sentence."""
+    full: Literal["ENOSPC", "EDQUOT"] | None = None
+    """What a program is told that writes past the disk limit; None where none can be held."""
     details: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -224,8 +226,8 @@ class Provider(Protocol):
 
     async def images(self) -> list[ImageInfo]: ...
 
-    async def require_image(self, name: str) -> None:
-        """Raises ``ImageNotFoundError``, naming those there are."""
+    async def require_image(self, name: str, provider: str | None = None) -> None:
+        """On the provider of that name, or on any. Raises ``ImageNotFoundError``, naming those there are."""
         ...
 
     async def require_toolbox(self, name: str) -> None:

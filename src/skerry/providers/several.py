@@ -246,11 +246,14 @@ class SeveralProviders:
     def _all(self) -> list[Any]:
         return [*self._opened.values(), self._usual]
 
-    async def require_image(self, name: str) -> None:
+    async def require_image(self, name: str, provider: str | None = None) -> None:
+        if provider is not None:
+            there = self._usual if provider == self._name else await self._provider(provider)
+            return await there.require_image(name)
         problem: ImageNotFoundError | None = None
-        for provider in (self._usual, *self._opened.values()):
+        for one in (self._usual, *self._opened.values()):
             try:
-                return await provider.require_image(name)
+                return await one.require_image(name)
             except ImageNotFoundError as error:
                 problem = problem or error
         assert problem is not None

@@ -6,8 +6,10 @@ import asyncio
 import itertools
 import os
 import shutil
+import subprocess
 import tempfile
 from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -31,14 +33,29 @@ _numbers = itertools.count(1)
 def engine() -> Iterator[Engine]:
     if os.geteuid() != 0:
         pytest.skip("only root can start an engine")
-    scratch = Path(tempfile.mkdtemp(prefix="skerry-docker-"))
-    made = Engine(scratch, base_tarball)
+    with in_memory() as scratch:
+        made = Engine(scratch, base_tarball)
+        try:
+            made.start()
+            yield made
+        finally:
+            made.stop()
+
+
+@contextmanager
+def in_memory(size: str = "3g") -> Iterator[Path]:
+    """A directory for an engine's files: on a disk they cost most of the time, and no test asks how they are kept."""
+    place = Path(tempfile.mkdtemp(prefix="skerry-docker-"))
+    place.chmod(0o755)  # for the users that an engine maps others to
+    enough = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") > 6 << 30
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={size},mode=755", "skerry-docker", str(place)]
+    mounted = enough and subprocess.run(mount, check=False).returncode == 0
     try:
-        made.start()
-        yield made
+        yield place
     finally:
-        made.stop()
-        shutil.rmtree(scratch)
+        if mounted:
+            subprocess.run(["umount", "--lazy", str(place)], check=True)
+        shutil.rmtree(place)
 
 
 def base_tarball() -> Path:
@@ -113,6 +130,8 @@ async def runtime(shared: Shared) -> AsyncIterator[Runtime]:
     await runtime.sessions.warm()
     yield runtime
     await runtime.close()
+    for entered in machine.portals[1:]:  # which otherwise end with the machine
+        await entered.close()
     left = await machine.portal.spawn(
         ["/bin/sh", "-c", "kill -9 -1; rm -rf /tmp/* /workspace/* /workspace/.[!.]*"], env={}, cwd="/", stdio=[]
     )

@@ -388,8 +388,8 @@ async def test_an_exchange_in_which_a_server_was_killed_is_finished(provider: Do
         await say("echo one > /workspace/file")
         await provider.snapshot(id, "first", machine)
     image = await provider._images.snapshot("first")
-    await provider._hold(provider._next(id), id, image)
-    await provider.engine.remove(provider._name(id))  # and here it was killed
+    await provider._containers.hold(provider._containers.next(id), id, image)
+    await provider.engine.remove(provider._containers.name(id))  # and here it was killed
     assert await provider.exists(id)
     async with started(provider, id) as (_, say):
         assert await say("cat /workspace/file") == "one\n"

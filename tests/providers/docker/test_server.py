@@ -15,7 +15,7 @@ import httpx
 import pytest
 
 from skerry import AsyncSandbox
-from skerry.errors import FilesMissingError, UnsupportedError
+from skerry.errors import FilesMissingError
 from tests.bench.engine import Engine
 from tests.providers.cloudflare.test_provider import (  # noqa: F401 - the same, whatever the provider
     test_a_caller_who_leaves_ends_the_command,
@@ -58,6 +58,7 @@ async def box(server: ServerProcess) -> AsyncIterator[AsyncSandbox]:
 def test_the_server_says_what_it_runs_on(server: ServerProcess) -> None:
     health = httpx.get(f"{server.url}/health").json()
     assert (health["provider"], health["snapshots"]) == ("docker", "copy")
+    assert health["isolation"]["sessions"]
 
 
 async def test_code_runs_in_contexts_that_keep_their_state(box: AsyncSandbox) -> None:
@@ -65,6 +66,16 @@ async def test_code_runs_in_contexts_that_keep_their_state(box: AsyncSandbox) ->
     await box.run_code("import math; x = math.factorial(5)", python)
     assert (await box.run_code("x + 1", python)).results[0].text == "121"
     assert (await box.run_code("[1, 2].map(n => n * 2)[1]", language="javascript")).results[0].text == "4"
+
+
+async def test_an_isolated_session_has_no_more_than_the_container(box: AsyncSandbox) -> None:
+    """Also of a server that has given up most of what it could pass on."""
+    apart = await box.create_session(id="apart")
+    command = "grep -E '^Cap|NoNewPrivs|Seccomp:' /proc/self/status"
+    assert (await apart.exec(command)).stdout == (await box.exec(command)).stdout
+    assert (await apart.exec("echo $SESSION_ISOLATED; ps -e -o comm= | sort -u | xargs")).stdout == (
+        "1\nbash ld.so ps sort xargs\n"
+    )
 
 
 async def test_what_leaves_goes_through_the_door(box: AsyncSandbox) -> None:
@@ -92,9 +103,13 @@ async def test_it_sleeps_wakes_forks_and_rolls_back(server: ServerProcess) -> No
         await sandbox.destroy()
 
 
-async def test_what_containers_cannot_do_is_said(box: AsyncSandbox) -> None:
-    with pytest.raises(UnsupportedError):
-        await box.mount_bucket(path="/persist", local_bucket=True)
+async def test_what_is_held_and_what_is_not_is_said(server: ServerProcess) -> None:
+    async with await AsyncSandbox.create("limited", url=server.url, limits={"tier": "starter"}) as sandbox:
+        limits = (await sandbox.info()).limits
+        assert (limits.memory, limits.cpu, limits.pids) == (512 << 20, 0.5, 100)
+        # The engine of the tests is not on a disk that counts, and so it is not said to.
+        assert limits.enforced == {"memory": True, "cpu": True, "pids": True, "disk": False}
+        await sandbox.destroy()
 
 
 async def test_a_container_that_is_gone_is_not_taken_for_an_empty_sandbox(
@@ -148,7 +163,8 @@ def test_doctor_looks_at_the_engine(engine: Engine, settings: dict[str, object],
 
     code, found = doctor(str(engine.socket))
     assert code == 0
-    assert all(found[name]["ok"] for name in ("engine", "image", "sandbox", "seccomp"))
+    assert all(found[name]["ok"] for name in ("engine", "image", "sandbox", "seccomp", "isolated sessions", "buckets"))
+    assert not any(found[name]["ok"] for name in ("user namespaces", "disk limits"))
     code, found = doctor(str(tmp_path / "nothing"))
     assert (code, found["engine"]["ok"]) == (1, False)
     code, found = doctor("tcp://127.0.0.1:2375")

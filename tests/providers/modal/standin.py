@@ -14,7 +14,8 @@ from types import SimpleNamespace
 from typing import Any
 
 from skerry.providers.contract import Spec
-from skerry.providers.local.provider import LocalMachine, LocalProvider
+from skerry.providers.local.machine import LocalMachine
+from skerry.providers.local.provider import LocalProvider
 from skerry.runtime.environment import DEFAULTS
 from skerry.runtime.output import pipe, read_some, write_all
 from tests.machines import nobody

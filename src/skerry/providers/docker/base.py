@@ -18,7 +18,8 @@ from io import BytesIO
 from typing import Literal
 
 from skerry.errors import HostUnfitError, ProviderError
-from skerry.providers.docker.containers import MADE
+from skerry.providers.docker import flavors
+from skerry.providers.docker.description import MADE
 from skerry.providers.docker.engine import Engine, socket_path
 from skerry.providers.local.hostimage import skeleton
 from skerry.runtime.output import pipe, read_some
@@ -48,7 +49,7 @@ async def build(
     progress: Callable[[int], None] | None = None,
 ) -> str:
     """Build it, under a name of the engine's; the id of it."""
-    repository, _, tag = reference.partition(":")
+    repository, _, tag = reference.rpartition(":") if ":" in reference.rpartition("/")[2] else (reference, "", "")
     tar = _counted(bootstrapped((*PACKAGES, *packages)) if source == "packages" else _host(), progress)
     await engine.import_image(
         repository, tag or "latest", tar, (f'LABEL {MADE}="base"', f'LABEL skerry.source="{source}"')
@@ -60,13 +61,19 @@ async def build(
 
 
 async def build_for(
-    settings: Settings, source: Source, packages: tuple[str, ...], progress: Callable[[int], None] | None = None
-) -> str:
-    """The same, under the name and in the engine that a server uses."""
+    settings: Settings,
+    source: Source,
+    packages: tuple[str, ...],
+    flavor: str | None = None,
+    progress: Callable[[int], None] | None = None,
+) -> tuple[str, str]:
+    """The same, under the name and in the engine that a server uses; what it is called there, and its id."""
+    name = settings.docker_image if flavor is None else flavors.reference(settings.docker_image, flavor)
+    wanted = packages if flavor is None else (*flavors.packages_of(flavor), *packages)
     engine = Engine(socket_path(settings.docker_socket), settings.docker_timeout)
     try:
         await engine.version()
-        return await build(engine, settings.docker_image, source, packages, progress)
+        return name, await build(engine, name, source, wanted, progress)
     finally:
         await engine.close()
 

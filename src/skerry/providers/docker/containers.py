@@ -1,125 +1,113 @@
-"""How a sandbox is described to a Docker Engine."""
+"""The containers of one home. A sandbox's container is a name: what is behind it is exchanged when its settings change.
+
+skerry-HOME-ID         the sandbox's files, and its processes while it runs
+skerry-HOME.next-ID    what is about to take its place, or was when a server was killed
+"""
 
 from __future__ import annotations
 
-import hashlib
-import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import secrets
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
-from skerry.models import Limits, shown_id
+from skerry.errors import SandboxStartError
 from skerry.providers.contract import Spec
-from skerry.providers.local.bubblewrap import CAPABILITIES, LEAST_RUN_BYTES, RUN_BYTES, SHM_BYTES
-from skerry.providers.local.controls import LEAST_QUOTA, PERIOD
-from skerry.providers.local.toolbox import SCRATCH
+from skerry.providers.docker.description import HOME, SANDBOX, SETTINGS, SNAPSHOT, resources
+from skerry.providers.docker.engine import Engine, Refused
+from skerry.providers.docker.images import Images
 
-DOOR = "/run/skerry-door"
-"""Where the socket is, inside, that leads to the server; it vanishes when init has used it."""
-
-HOME, SANDBOX, SNAPSHOT, IMAGE, SETTINGS, MADE = (
-    f"skerry.{word}" for word in ("home", "sandbox", "snapshot", "image", "settings", "made")
-)
-"""Labels: which home's, which sandbox, which snapshot, which image below, how it was made, of what."""
+Describe = Callable[[Spec, str], Awaitable[dict[str, Any]]]
+"""What a container of an image is made with."""
 
 
-@dataclass(frozen=True, slots=True)
-class Mount:
-    """Something of the host that is seen inside, and cannot be written to."""
+class Containers:
+    def __init__(self, engine: Engine, images: Images, home: str) -> None:
+        self._engine = engine
+        self._images = images
+        self._home = home
 
-    source: str
-    target: str
+    def name(self, id: str) -> str:
+        return f"skerry-{self._home}-{id}"
 
-    def written(self) -> dict[str, Any]:
-        return {
-            "Type": "bind",
-            "Source": self.source,
-            "Target": self.target,
-            "ReadOnly": True,
-            "BindOptions": {"Propagation": "rprivate"},
-        }
+    def next(self, id: str) -> str:
+        """Of the container that is to take a sandbox's place."""
+        return f"skerry-{self._home}.next-{id}"
 
+    async def exists(self, id: str) -> bool:
+        if await self._engine.inspect(self.name(id)) is not None:
+            return True
+        return await self._engine.inspect(self.next(id)) is not None
 
-def settings(
-    spec: Spec,
-    *,
-    home: str,
-    image: str,
-    init: Sequence[str],
-    mounts: Sequence[Mount],
-    door: str,
-    sized: bool,
-) -> dict[str, Any]:
-    """What a container is made with; ``sized`` says whether the engine's disk counts what each may have."""
-    limits = spec.limits
-    run = RUN_BYTES if limits.tmpfs is None else min(RUN_BYTES, max(LEAST_RUN_BYTES, limits.tmpfs))
-    name = shown_id(spec.id)
-    hostname = "sandbox" if name.startswith(".") else name[:63].rstrip("-.")
-    host: dict[str, Any] = {
-        "NetworkMode": "none",
-        "IpcMode": "private",
-        "CgroupnsMode": "private",
-        "Dns": ["127.0.0.1"],
-        "ExtraHosts": [f"{hostname}:127.0.0.1"],  # programs look themselves up, and would wait for the door to answer
-        "CapDrop": ["ALL"],
-        "CapAdd": sorted(CAPABILITIES),
-        "SecurityOpt": ["no-new-privileges"],
-        "Sysctls": {"net.ipv6.conf.all.disable_ipv6": "0"},  # of which it has the loopback
-        "Init": False,
-        "AutoRemove": False,
-        "RestartPolicy": {"Name": "no"},
-        "LogConfig": {"Type": "json-file", "Config": {"max-size": "64k", "max-file": "1"}},
-        "Mounts": [mount.written() for mount in (*mounts, Mount(door, DOOR))],
-        "Tmpfs": {"/run": f"rw,nosuid,nodev,exec,mode=755,size={run}", SCRATCH: f"rw,nosuid,nodev,mode=700,size={run}"},
-        "ShmSize": limits.tmpfs or SHM_BYTES,
-        **resources(limits),
-    }
-    if limits.open_files is not None:
-        host["Ulimits"] = [{"Name": "nofile", "Soft": limits.open_files, "Hard": limits.open_files}]
-    if sized and limits.disk is not None:
-        host["StorageOpt"] = {"size": str(limits.disk)}
-    made: dict[str, Any] = {
-        "Image": image,
-        "Hostname": hostname,
-        "User": "0:0",
-        "WorkingDir": "/",
-        "Entrypoint": [*init, f"{DOOR}/socket"],
-        "Cmd": [],
-        "Env": [],
-        "Healthcheck": {"Test": ["NONE"]},
-        "StopSignal": "SIGKILL",
-        "Labels": {
-            HOME: home,
-            SANDBOX: spec.id,
-            IMAGE: spec.image,
-            SNAPSHOT: "",  # which it would have from its image
-            MADE: "",
-            "agentpod.sandbox.id": name,
-            "agentpod.sandbox.managed": "true",
-            "agentpod.sandbox.user": spec.owner or "",
-            "skerry.tier": limits.tier or "",
-        },
-        "HostConfig": host,
-    }
-    made["Labels"][SETTINGS] = _digest(made)
-    return made
+    async def all(self) -> AsyncIterator[tuple[str, str]]:
+        """The id of each sandbox, and the state of its container; exchanges that were not finished are, first."""
+        for prefix in (self.next(""), self.name("")):
+            for one in await self._engine.containers(label=[f"{HOME}={self._home}"], name=[f"^/{prefix}"]):
+                id = one["Names"][0].removeprefix(f"/{prefix}")
+                if prefix == self.next(""):
+                    await self.settle(id)
+                else:
+                    yield id, one["State"]
 
+    async def prepare(self, spec: Spec, describe: Describe) -> None:
+        """See to it that there is a container with these settings, over the sandbox's files if it has some."""
+        await self.settle(spec.id)
+        name = self.name(spec.id)
+        found = await self._engine.inspect(name)
+        if found is None:
+            return await self._create(name, await describe(spec, await self._images.find(spec.image)))
+        image: str = found["Image"]
+        if found["State"]["Running"]:  # left by a server that was killed, and paused, or about to end
+            await self.end(name)
+        if found["Config"]["Labels"].get(SETTINGS) == (await describe(spec, image))["Labels"][SETTINGS]:
+            return await self._engine.update(name, resources(spec.limits))
+        if found["State"]["Status"] != "created":  # it has files of its own
+            image = await self._images.commit(name, f"kept-{secrets.token_hex(8)}", {})
+        elif await self._images.is_nothing(image):
+            image = await self._images.find(spec.image)
+        await self._create(self.next(spec.id), await describe(spec, image))
+        await self.exchange(spec.id)
 
-def resources(limits: Limits) -> dict[str, Any]:
-    """What can be changed while it runs. A limit that was not given is none."""
-    quota = -1 if limits.cpu is None else max(LEAST_QUOTA, round(limits.cpu * PERIOD))
-    return {
-        "Memory": limits.memory or 0,
-        "MemorySwap": limits.memory or -1,
-        "CpuPeriod": PERIOD,
-        "CpuQuota": quota,
-        "PidsLimit": limits.pids or -1,
-    }
+    async def _create(self, name: str, settings: dict[str, Any]) -> None:
+        try:
+            await self._engine.create(name, settings)
+        except Refused as refused:
+            raise SandboxStartError(f"The Docker Engine could not make a container: {refused}.") from refused
 
+    async def hold(self, name: str, id: str, image: str) -> None:
+        """A container that is never started: a place for files, until the sandbox is. Raises ``Refused``."""
+        labels = {HOME: self._home, SANDBOX: id, SETTINGS: "", SNAPSHOT: ""}
+        await self._engine.create(
+            name,
+            {"Image": image, "Entrypoint": ["/"], "Labels": labels, "HostConfig": {"NetworkMode": "none"}},
+        )
 
-def _digest(made: Mapping[str, Any]) -> str:
-    """Of all that cannot be changed once it is made, but the image: that is where its files came from."""
-    host = {name: value for name, value in made["HostConfig"].items() if name not in resources(Limits())}
-    rest = {name: value for name, value in made.items() if name not in ("Image", "HostConfig")}
-    rest["Labels"] = {name: value for name, value in made["Labels"].items() if name != "skerry.tier"}
-    return hashlib.sha256(json.dumps([rest, host], sort_keys=True).encode()).hexdigest()[:16]
+    async def exchange(self, id: str) -> None:
+        """What was prepared takes the place of what was there; a server that is killed between finds both, or one."""
+        old = await self._engine.inspect(self.name(id))
+        await self._engine.remove(self.name(id))
+        await self._engine.rename(self.next(id), self.name(id))
+        if old is not None:
+            await self._images.let_go(old["Image"])
+
+    async def settle(self, id: str) -> None:
+        """Finish, or take back, an exchange in which a server was killed."""
+        if await self._engine.inspect(self.next(id)) is None:
+            return
+        if await self._engine.inspect(self.name(id)) is None:
+            await self._engine.rename(self.next(id), self.name(id))
+        else:
+            await self.remove(self.next(id))
+
+    async def end(self, name: str) -> None:
+        await self._engine.kill(name)
+        await self._engine.wait(name)
+
+    async def remove(self, name: str) -> None:
+        found = await self._engine.inspect(name)
+        if found is not None:
+            await self._engine.remove(name)
+            await self._images.let_go(found["Image"])
+
+    async def forget(self, id: str) -> None:
+        for name in (self.next(id), self.name(id)):
+            await self.remove(name)

@@ -35,8 +35,7 @@ async def _examine(settings: Settings) -> list[Finding]:
             findings.append(Finding("image", True, True, f"It has {settings.docker_image!r}."))
         except ImageNotFoundError as error:
             return [*findings, Finding("image", False, True, error.message, error.hint)]
-        findings.append(await _sandbox(settings))
-        return findings
+        return [*findings, *await _sandbox(settings)]
     except SkerryError as error:
         return [Finding("engine", False, True, error.message, error.hint)]
     finally:
@@ -45,49 +44,42 @@ async def _examine(settings: Settings) -> list[Finding]:
 
 def _walls(info: dict[str, Any]) -> list[Finding]:
     options = [str(one) for one in info.get("SecurityOptions") or ()]
-    seccomp, remapped = any("seccomp" in one for one in options), any("userns" in one for one in options)
-    counted = info.get("Driver") in ("btrfs", "zfs", "devicemapper")
-    missing = [kind for kind, name in (("memory", "MemoryLimit"), ("pids", "PidsLimit")) if info.get(name) is False]
+    filtered, remapped = any("seccomp" in one for one in options), any("userns" in one for one in options)
     return [
-        Finding(
-            "seccomp",
-            seccomp,
-            False,
-            "System calls are filtered." if seccomp else "The engine filters no system calls.",
-            None if seccomp else "Use an engine and a kernel with seccomp.",
-        ),
-        Finding(
-            "user namespaces",
-            remapped,
-            False,
-            "Root in a container is nobody outside."
-            if remapped
-            else "Root in a container is root outside, without powers.",
-            None if remapped else 'Set {"userns-remap": "default"} in /etc/docker/daemon.json.',
-        ),
-        Finding(
-            "limits",
-            not missing,
-            False,
-            f"Containers cannot be held to: {', '.join(missing)}." if missing else "Containers are held to limits.",
-            "Boot with cgroup_enable=memory." if missing else None,
-        ),
-        Finding(
-            "disk limits",
-            counted,
-            False,
-            f"The disk is {info.get('Driver')}." if counted else "What each container writes is not counted.",
-            None if counted else "Containers can fill the engine's disk: give it one of its own.",
-        ),
+        _either("seccomp", filtered, "System calls are filtered.", "The engine filters no system calls.", _SECCOMP),
+        _either("user namespaces", remapped, "Root in a container is nobody outside.", _ROOT, _REMAP),
     ]
 
 
-async def _sandbox(settings: Settings) -> Finding:
+async def _sandbox(settings: Settings) -> list[Finding]:
+    """What shows only when one is started."""
     with tempfile.TemporaryDirectory(prefix="skerry-doctor-") as home:
         provider = DockerProvider(settings.model_copy(update={"home": Path(home)}))
         try:
             await provider.open()
         except SkerryError as error:
-            return Finding("sandbox", False, True, error.message, error.hint)
+            return [Finding("sandbox", False, True, error.message, error.hint)]
+        can = provider.capabilities()
         await provider.close()
-    return Finding("sandbox", True, True, "A sandbox starts in it, and answers.")
+    missing = [kind for kind in ("memory", "cpu", "pids") if kind in can.unheld]
+    unheld = f"Containers cannot be held to: {', '.join(missing)}."
+    return [
+        Finding("sandbox", True, True, "A sandbox starts in it, and answers."),
+        _either("limits", not missing, "Containers are held to limits.", unheld, "Boot with cgroup_enable=memory."),
+        _either("disk limits", "disk" not in can.unheld, "What each writes is counted.", _UNCOUNTED, _OWN_DISK),
+        _either("isolated sessions", can.isolation, "Containers can be entered from outside.", _CLOSED, _AS_ROOT),
+        _either("buckets", can.mounts, "Buckets can be mounted in containers.", "They cannot be mounted.", _AS_ROOT),
+    ]
+
+
+_ROOT = "Root in a container is root outside, without powers."
+_REMAP = 'Set {"userns-remap": "default"} in /etc/docker/daemon.json.'
+_SECCOMP = "Use an engine and a kernel with seccomp."
+_UNCOUNTED = "What each container writes is not counted."
+_OWN_DISK = "Put the engine's files on btrfs, or on xfs with project quotas; or give it a disk of its own to fill."
+_CLOSED = "Sessions that ask to be isolated are not."
+_AS_ROOT = "Run the server as root, with /dev/fuse for buckets; its log says what else is missing."
+
+
+def _either(name: str, ok: bool, well: str, otherwise: str, remedy: str) -> Finding:
+    return Finding(name, ok, False, well if ok else otherwise, None if ok else remedy)

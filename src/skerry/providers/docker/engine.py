@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import re
@@ -26,7 +27,7 @@ SPOKEN = (1, 41)
 """The version of the API that is spoken, unless the engine no longer does."""
 MOST = 64 << 20
 """Bytes of an answer that is read as a whole."""
-_START = "systemctl start docker, or set SKERRY_DOCKER_SOCKET to the socket of the engine that runs."
+START = "systemctl start docker, or set SKERRY_DOCKER_SOCKET to the socket of the engine that runs."
 
 
 class Refused(Exception):
@@ -150,7 +151,7 @@ class Engine:
     @asynccontextmanager
     async def export(self, name: str) -> AsyncIterator[AsyncIterator[bytes]]:
         """All files of a container, as a tar."""
-        async with self._asked("GET", f"/containers/{quote(name)}/export", patient=True) as answer:
+        async with self._asked("GET", f"/containers/{quote(name)}/export") as answer:
             yield self._read(answer)
 
     # -- images --------------------------------------------------------------------------------------------------------
@@ -185,7 +186,7 @@ class Engine:
     ) -> None:
         """An image from a tar of a root file system."""
         query: dict[str, Any] = {"fromSrc": "-", "repo": repository, "tag": tag, "changes": list(changes)}
-        async with self._asked("POST", "/images/create", query, tar, patient=True) as answer:
+        async with self._beating(), self._asked("POST", "/images/create", query, tar, patient=True) as answer:
             said = b"".join([part async for part in self._read(answer)])
         # What goes wrong in the middle comes as the last line of an answer that began as a success.
         for line in said.splitlines():
@@ -206,13 +207,42 @@ class Engine:
         patient: bool = False,
         expect: tuple[int, ...] = (),
     ) -> bytes:
-        async with self._asked(method, path, query, body, patient=patient, expect=expect) as answer:
+        watched = self._beating() if patient else contextlib.nullcontext()
+        async with watched, self._asked(method, path, query, body, patient=patient, expect=expect) as answer:
             found = bytearray()
             async for part in self._read(answer):
                 found += part
                 if len(found) > MOST:
                     raise ProviderError(f"The Docker Engine at {self.socket} does not end its answer.")
             return bytes(found)
+
+    @asynccontextmanager
+    async def _beating(self) -> AsyncIterator[None]:
+        """While something takes as long as it takes: an engine that answers nothing else either is not waited for."""
+        try:
+            async with asyncio.timeout(None) as waiting:
+                heart = asyncio.create_task(self._beat(waiting))
+                try:
+                    yield
+                finally:
+                    heart.cancel()
+                    await asyncio.gather(heart, return_exceptions=True)
+        except TimeoutError as error:
+            raise self._silent() from error
+
+    async def _beat(self, waiting: asyncio.Timeout) -> None:
+        try:
+            while True:
+                await asyncio.sleep(self._timeout)
+                await self._http.get("/_ping")
+        except httpx.HTTPError:
+            waiting.reschedule(asyncio.get_running_loop().time())
+
+    def _silent(self) -> ProviderUnreachableError:
+        return ProviderUnreachableError(
+            f"The Docker Engine at {self.socket} did not answer within {self._timeout:g} seconds.",
+            hint="It may be busy: try again. Its log says more.",
+        )
 
     @asynccontextmanager
     async def _asked(
@@ -254,17 +284,14 @@ class Engine:
         try:
             yield
         except httpx.TimeoutException as error:
-            raise ProviderUnreachableError(
-                f"The Docker Engine at {self.socket} did not answer within {self._timeout:g} seconds.",
-                hint="It may be busy: try again. Its log says more.",
-            ) from error
+            raise self._silent() from error
         except (httpx.TransportError, OSError) as error:
             if _denied(error):
                 raise ProviderDeniedError(
                     f"This server may not use the Docker Engine's socket {self.socket}.",
                     hint="Run it as a member of the group that owns the socket, usually `docker`.",
                 ) from error
-            raise ProviderUnreachableError(f"No Docker Engine answers at {self.socket}.", hint=_START) from error
+            raise ProviderUnreachableError(f"No Docker Engine answers at {self.socket}.", hint=START) from error
 
 
 def _denied(error: BaseException | None) -> bool:

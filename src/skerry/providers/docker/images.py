@@ -4,11 +4,11 @@ All that belongs to one home is in one repository of the engine's, ``skerry-<hom
 
     image-NAME       imported, to start from
     snapshot-ID      the files of a sandbox at some moment
-    kept-DIGEST      below a sandbox that still uses it, after the snapshot or image of that name was removed
+    kept-ANYTHING    below a sandbox that still uses it, after a snapshot or image was removed or settings were changed
     nothing          below the copy of a sandbox that was never started
 
 The image that is called ``host`` is the one that ``skerry image build-docker`` makes, or another that is named in the
-settings.
+settings. Those of the flavors are beside it, for all homes; one of the same name that was imported comes first.
 """
 
 from __future__ import annotations
@@ -33,8 +33,10 @@ from skerry.errors import (
     UnsupportedError,
 )
 from skerry.models import ImageInfo
-from skerry.providers.docker.containers import HOME, MADE, SANDBOX, SETTINGS, SNAPSHOT
+from skerry.providers.docker import flavors
+from skerry.providers.docker.description import HOME, MADE, SANDBOX, SETTINGS, SNAPSHOT
 from skerry.providers.docker.engine import Engine
+from skerry.providers.docker.flavors import FLAVORS
 
 HOST = "host"
 DEEPEST = 100
@@ -57,6 +59,13 @@ class Images:
         """The id of an image by the name it has here."""
         reference = self.base if name == HOST else f"{self.repository}:image-{name}"
         found = await self._engine.image(reference) if name == HOST or _NAME.fullmatch(name) else None
+        if found is None and name in FLAVORS:
+            found = await self._engine.image(flavors.reference(self.base, name))
+            if found is None:
+                raise ImageNotFoundError(
+                    f"The Docker Engine has no image for {name!r}.",
+                    hint=f"`skerry image build-docker --flavor {name}` makes one.",
+                )
         if found is None and name == HOST:
             raise ImageNotFoundError(
                 f"The Docker Engine has no image {self.base!r}, from which sandboxes are to start.",
@@ -75,10 +84,14 @@ class Images:
     async def list_(self) -> list[ImageInfo]:
         host = await self._engine.image(self.base)
         found = [] if host is None else [_info(HOST, host["Size"], host.get("Created"), self.base)]
+        for flavor in FLAVORS:
+            reference = flavors.reference(self.base, flavor)
+            if (made := await self._engine.image(reference)) is not None:
+                found.append(_info(flavor, made["Size"], made.get("Created"), reference))
         for one in await self._engine.images(label=[f"{HOME}={self._home}", f"{MADE}=image"]):
             for tag in _tags(one, f"{self.repository}:image-"):
                 found.append(_info(tag, one["Size"], one["Created"], one["Labels"].get("skerry.source")))
-        return sorted(found, key=lambda one: (one.name != HOST, one.name))
+        return sorted({one.name: one for one in found}.values(), key=lambda one: (one.name != HOST, one.name))
 
     async def import_(
         self, name: str, source: Path, progress: Callable[[int], None] | None, label: str | None
@@ -104,6 +117,11 @@ class Images:
         image = await self.find(name)
         if name == HOST:
             raise ImageInUseError("The image that sandboxes start from cannot be removed here.")
+        if await self._engine.image(f"{self.repository}:image-{name}") is None:
+            raise ImageInUseError(
+                f"The image for {name!r} is not of this server alone.",
+                hint=f"docker rmi {flavors.reference(self.base, name)}",
+            )
         await self.drop(image, f"{self.repository}:image-{name}")
 
     # -- snapshots -----------------------------------------------------------------------------------------------------
@@ -111,6 +129,8 @@ class Images:
     async def commit(self, container: str, tag: str, labels: Mapping[str, str]) -> str:
         """An image of a container's files; the id of it."""
         everything = {HOME: self._home, SANDBOX: "", SETTINGS: "", SNAPSHOT: "", MADE: "", **labels}
+        # Of an attempt whose answer never came: it would stay, without a name.
+        await self._engine.remove_image(f"{self.repository}:{tag}")
         found = await self._engine.inspect(container)
         below = None if found is None else await self._engine.image(found["Image"])
         if below is not None and len(below["RootFS"].get("Layers") or ()) >= DEEPEST:
@@ -170,13 +190,15 @@ class Images:
         return any(one["ImageID"] == image for one in found)
 
     async def keep(self, image: str) -> None:
-        await self._engine.tag(image, self.repository, _kept(image))
+        await self._engine.tag(image, self.repository, f"kept-{image.removeprefix('sha256:')[:16]}")
 
     async def let_go(self, image: str) -> None:
         """A container of this image is gone; if the image was only there for it, it goes as well."""
-        reference = f"{self.repository}:{_kept(image)}"
-        if await self._engine.image(reference) is not None and not await self._used(image):
-            await self._engine.remove_image(reference)
+        found = await self._engine.image(image)
+        kept = [] if found is None else _tags(found, f"{self.repository}:kept-")
+        if kept and not await self._used(image):
+            for tag in kept:
+                await self._engine.remove_image(f"{self.repository}:kept-{tag}")
 
     async def sweep(self, snapshots: set[str]) -> list[str]:
         removed = []
@@ -189,10 +211,6 @@ class Images:
                 elif kind == "kept":
                     await self.let_go(one["Id"])
         return removed
-
-
-def _kept(image: str) -> str:
-    return f"kept-{image.removeprefix('sha256:')[:16]}"
 
 
 def _tags(image: Mapping[str, Any], prefix: str) -> list[str]:

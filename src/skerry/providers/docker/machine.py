@@ -5,31 +5,23 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import signal
 import stat
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import structlog
 
-from skerry.errors import (
-    FreezeFailedError,
-    LimitTooLowError,
-    ProviderError,
-    SandboxLostError,
-    UnsupportedError,
-)
-from skerry.limits import shown_size
+from skerry.errors import ProviderError, UnsupportedError
 from skerry.models import Limits
-from skerry.portal.clock import Clock
 from skerry.portal.socket import SocketChild, SocketPortal
 from skerry.providers.contract import Measure
-from skerry.providers.docker.containers import resources
+from skerry.providers.docker.description import resources
 from skerry.providers.local.cgroups import CONTROLLERS, Group, places_of
 from skerry.providers.local.controls import Controls, Watch
-from skerry.runtime.faults import Met
-from skerry.runtime.runtime import Runtime
+from skerry.providers.machine import KernelMachine, too_low
 
 if TYPE_CHECKING:
     from skerry.providers.docker.provider import DockerProvider
@@ -49,6 +41,10 @@ class DockerPortal(SocketPortal):
     async def prepare(self) -> None:
         """While nothing runs inside that could have put something else in its place."""
         self._null = await self.open("/dev/null", os.O_RDWR)
+
+    def prepare_as(self, first: DockerPortal) -> None:
+        """Of another portal into the same container, which is no longer empty."""
+        self._null = os.dup(first._null)
 
     async def spawn(
         self,
@@ -74,72 +70,95 @@ def _is_null(fd: int) -> bool:
     return stat.S_ISCHR(found.st_mode) and found.st_rdev == _NULL
 
 
-def group_of(pid: int) -> Group:
-    """The control groups that a container's first process is in; made by the engine, and only read here."""
-    places = places_of(Path(f"/proc/{pid}/cgroup"))
-    legacy = {kind: (1, place) for kind, place in places.legacy.items() if kind in (*CONTROLLERS, "cpuacct")}
+@dataclass(frozen=True, slots=True)
+class Walls:
+    """What the engine has put around a container, for those who enter it later: all of it must hold for them too."""
+
+    pidfd: int
+    group: Group
+    """The control groups it is held to its limits by; made by the engine, and only read here."""
+    groups: Mapping[str, Any]
+    """All that it is in."""
+    users: bool
+    """Whether its users are others than the host's."""
+    readable: list[str]
+    hidden: list[str]
+    """What of /proc may only be read there, and what may not be seen."""
+    profile: str | None
+    """Its AppArmor profile."""
+
+    @classmethod
+    def around(cls, pid: int, settings: Mapping[str, Any]) -> Walls:
+        """``pid`` is of its first process, which must be shown to live after this; ``settings`` are the engine's."""
+        places = places_of(Path(f"/proc/{pid}/cgroup"))
+        return cls(
+            pidfd=os.pidfd_open(pid),
+            group=_limiting(places.unified, places.legacy),
+            groups={
+                "unified": None if places.unified is None else str(places.unified),
+                "legacy": sorted({str(path) for path in places.legacy.values()}),
+            },
+            users=os.stat(f"/proc/{pid}/ns/user").st_ino != os.stat("/proc/self/ns/user").st_ino,
+            readable=[path for path in settings.get("ReadonlyPaths") or () if path.startswith("/proc/")],
+            hidden=[path for path in settings.get("MaskedPaths") or () if path.startswith("/proc/")],
+            profile=_profile(pid),
+        )
+
+
+def _limiting(unified: Path | None, legacy: Mapping[str, Path]) -> Group:
+    found = {kind: (1, place) for kind, place in legacy.items() if kind in (*CONTROLLERS, "cpuacct")}
     # Where the two are not mounted as one, what was used is with the second.
-    if "cpuacct" in legacy:
-        legacy["cpu"] = legacy.pop("cpuacct")
-    if places.unified is not None and not legacy:
-        return Group(2, places.unified, {kind: (2, places.unified) for kind in CONTROLLERS})
-    return Group(1, places.legacy.get("freezer", Path("/nowhere")), legacy)  # type: ignore[arg-type]
+    if "cpuacct" in found:
+        found["cpu"] = found.pop("cpuacct")
+    if unified is not None and not found:
+        return Group(2, unified, {kind: (2, unified) for kind in CONTROLLERS})
+    return Group(1, legacy.get("freezer", Path("/nowhere")), found)  # type: ignore[arg-type]
 
 
-class DockerMachine:
-    runtime = Runtime
+def _profile(pid: int) -> str | None:
+    try:
+        said = Path(f"/proc/{pid}/attr/apparmor/current").read_text().strip("\0\n")
+    except OSError:
+        return None
+    return None if said == "unconfined" else said.rpartition(" (")[0] or said
 
+
+class DockerMachine(KernelMachine):
     portal: DockerPortal
 
     def __init__(
         self, provider: DockerProvider, id: str, name: str, lock: int, died: Callable[[str], Awaitable[None]]
     ) -> None:
-        self.id = id
+        super().__init__(provider.launcher, id, lock, died)
         self.name = name
-        self.clock = Clock()
-        self.transparent = False
+        self.open_files: int | None = None
         self._provider = provider
-        self._lock = lock
-        self._died = died
-        self._stopping = False
-        self._frozen = False
-        self._group: Group | None = None
-        self._watch: Watch | None = None
-        self._last: Measure | None = None
+        self._walls: Walls | None = None
+        self._adopted: int | None = None  # by which launcher
 
-    def begun(self, pid: int) -> None:
-        self._group = group_of(pid)
+    def begun(self, walls: Walls) -> None:
+        self._walls = walls
         with contextlib.suppress(OSError):  # it has ended already, or they cannot be seen
-            self._watch = Watch(self._group)
+            self._watch = Watch(walls.group)
 
     def lost(self, reason: str) -> None:
         """Its first process has ended, or talks nonsense: what is left of it ends, too."""
         if not self._stopping:
             self._stopping = True
-            self._provider.own(self._mourn())
+            self._provider.chores.own(self._mourn())
 
     async def _mourn(self) -> None:
-        why = "its init was killed"
-        try:
-            state = await self._end()
-            if state.get("OOMKilled"):
-                why = "its init was killed for want of memory"
-        except ProviderError as error:
-            log.warning("the engine does not say what became of a container", reason=error.message)
+        state = await self._end()
         await self._release()
-        await self._died(why)
+        starved = " for want of memory" if state.get("OOMKilled") else ""
+        await self._died(f"its init was killed{starved}")
 
     # -- limits --------------------------------------------------------------------------------------------------------
-
-    def met(self) -> Met:
-        if self._last is not None:
-            return self._last.met
-        return Met() if self._watch is None else self._watch.met()
 
     def measure(self) -> Measure:
         if self._last is not None:
             return self._last
-        return Measure() if self._group is None else Controls(self._group).measure()
+        return Measure() if self._walls is None else Controls(self._walls.group).measure()
 
     async def limit(self, limits: Limits) -> None:
         used = self.measure().memory or 0
@@ -150,49 +169,71 @@ class DockerMachine:
         except ProviderError as error:
             if limits.memory is None or (self.measure().memory or 0) < limits.memory * 0.8:
                 raise
-            raise LimitTooLowError(
-                f"The sandbox uses more memory now than {shown_size(limits.memory)}.",
-                hint="End some of its processes first, or stop it: the limit can then be set for its next start.",
-            ) from error
+            raise too_low(limits) from error
 
     # -- sleep ---------------------------------------------------------------------------------------------------------
 
-    @property
-    def frozen(self) -> bool:
-        return self._frozen
-
-    async def freeze(self) -> None:
-        if self._frozen:
-            return
-        self._frozen = True
-        self.portal.hold()
+    async def _stand_still(self) -> None:
+        for portal in self.portals:
+            portal.hold()
         self.clock.stop()
+        await self._provider.engine.pause(self.name)
+
+    async def _go_on(self) -> None:
         try:
-            await self._provider.engine.pause(self.name)
-        except BaseException as error:
-            await self.thaw()
-            if isinstance(error, ProviderError):
-                raise FreezeFailedError(
-                    f"The sandbox could not be frozen: {error.message}",
-                    hint="Put it to sleep with the stage `hibernate` instead.",
-                ) from error
-            raise
+            await self._provider.engine.unpause(self.name)
+        except ProviderError as error:
+            if not self._thaw():
+                raise
+            log.warning("a container goes on without the engine's help", sandbox=self.id, reason=error.message)
+        for portal in self.portals:
+            portal.release()
 
-    async def thaw(self) -> None:
-        if not self._frozen:
-            return
-        await self._provider.engine.unpause(self.name)
-        self.portal.release()
-        self.clock.go_on()
-        self._frozen = False
+    def _thaw(self) -> bool:
+        """What the engine would do, if it could be asked."""
+        if self._walls is None:
+            return False
+        try:
+            self._walls.group.thaw()
+        except OSError:
+            return False
+        return True
 
-    # -- mounts --------------------------------------------------------------------------------------------------------
+    # -- more ways in --------------------------------------------------------------------------------------------------
+
+    async def _enter(self) -> SocketPortal:
+        await self._adopt()
+        portal = await self._provider.entrance.enter(self, DockerPortal)
+        portal.prepare_as(self.portal)
+        return portal
 
     async def mount(self, path: str, read_only: bool) -> int:
-        raise UnsupportedError("File systems of this server cannot be mounted in a container that runs.")
+        if not self._provider.capabilities().mounts:
+            raise UnsupportedError(
+                "File systems of this server cannot be mounted in its containers.",
+                hint="That takes a server that is root, and /dev/fuse on its machine.",
+            )
+        async with self._entering:
+            await self._adopt()
+        return await super().mount(path, read_only)
 
-    async def unmount(self, path: str) -> None:
-        raise UnsupportedError("File systems of this server cannot be mounted in a container that runs.")
+    async def _adopt(self) -> None:
+        """Show it to the launcher, which did not start it."""
+        launcher = await self._provider.launched()
+        if self._adopted == launcher.pid or self._walls is None:
+            return
+        walls = self._walls
+        await launcher.adopt(
+            self.key,
+            walls.pidfd,
+            group=walls.groups,
+            users=walls.users,
+            readable=walls.readable,
+            hidden=walls.hidden,
+            profile=walls.profile,
+            openFiles=self.open_files,
+        )
+        self._adopted = launcher.pid
 
     # -- the end -------------------------------------------------------------------------------------------------------
 
@@ -200,14 +241,8 @@ class DockerMachine:
         already, self._stopping = self._stopping, True
         try:
             if grace and not already and not self._frozen:
-                # One that ends altogether meanwhile is no error: that is what is wanted.
-                with contextlib.suppress(TimeoutError, SandboxLostError):
-                    async with asyncio.timeout(grace):
-                        await self.portal.end_processes()
+                await self._farewell(grace)
             await self._end()
-        except ProviderError as error:
-            # Its first process was let go, and has ended unless it was paused; the engine is asked again at its start.
-            log.warning("the engine does not say that a container has ended", sandbox=self.id, reason=error.message)
         finally:
             await self._release()
 
@@ -215,8 +250,25 @@ class DockerMachine:
         """Let go of its first process, with which all others end; what the engine says of it then."""
         if self._last is None:
             self._last = replace(self.measure(), met=self.met())
-        frozen, self._frozen = self._frozen, False
+        frozen = self._frozen
+        self.warm_up()
+        # Those who entered are in no pid namespace that ends with the first. What stands still ends when it goes on.
+        leaving = asyncio.gather(*(portal.close() for portal in list(self._entered)), return_exceptions=True)
+        if not frozen:
+            await leaving
         await self.portal.close()
+        state: dict[str, Any] = {}
+        try:
+            state = await self._ended(frozen)
+        except ProviderError as error:
+            log.warning("the engine does not say that a container has ended", sandbox=self.id, reason=error.message)
+            self._kill()
+        await leaving
+        if state.get("OOMKilled") and not self._last.met.memory:
+            self._last = replace(self._last, met=replace(self._last.met, memory=1))
+        return state
+
+    async def _ended(self, frozen: bool) -> dict[str, Any]:
         engine = self._provider.engine
         if not frozen:
             with contextlib.suppress(TimeoutError):
@@ -227,18 +279,22 @@ class DockerMachine:
         if state.get("Running"):
             await engine.kill(self.name)
             await engine.wait(self.name)
-        if state.get("OOMKilled") and not self._last.met.memory:
-            self._last = replace(self._last, met=replace(self._last.met, memory=1))
         return state
+
+    def _kill(self) -> None:
+        """Without the engine, which is asked again at the next start."""
+        if self._walls is not None:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                signal.pidfd_send_signal(self._walls.pidfd, signal.SIGKILL)
+            self._thaw()
 
     async def _release(self) -> None:
         await self.portal.close()
-        if self._watch is not None:
-            self._watch.close()
-            self._watch = None
+        self.unwatch()
+        if self._walls is not None:
+            os.close(self._walls.pidfd)
+            self._walls = None
         self.relock(-1)
-
-    def relock(self, lock: int) -> None:
-        if self._lock >= 0:
-            os.close(self._lock)
-        self._lock = lock
+        adopted, self._adopted = self._adopted, None
+        if adopted is not None and self._launcher.alive and adopted == self._launcher.pid:
+            await self._launcher.forget(self.key)

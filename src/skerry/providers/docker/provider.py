@@ -13,7 +13,8 @@ import fcntl
 import hashlib
 import os
 import secrets
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,6 @@ from skerry.egress.environment import TRUST
 from skerry.errors import (
     HostUnfitError,
     ProviderError,
-    SandboxBusyError,
     SandboxExistsError,
     SandboxStartError,
     SkerryError,
@@ -31,16 +31,22 @@ from skerry.errors import (
 )
 from skerry.models import ImageInfo, Limits
 from skerry.providers.contract import Capabilities, Changes, Machine, Spec, elsewhere
-from skerry.providers.docker import containers
+from skerry.providers.docker import description
 from skerry.providers.docker.comparison import Comparison, put_there
-from skerry.providers.docker.containers import HOME, SANDBOX, SETTINGS, SNAPSHOT, Mount
+from skerry.providers.docker.containers import Containers
+from skerry.providers.docker.description import FILTER, SNAPSHOT, Mount
 from skerry.providers.docker.door import Door, Loopback
 from skerry.providers.docker.door import remove as remove_door
 from skerry.providers.docker.engine import Engine, Refused, socket_path
 from skerry.providers.docker.images import HOST, Images
-from skerry.providers.docker.machine import DockerMachine, DockerPortal
-from skerry.providers.local import toolbox, trust
+from skerry.providers.docker.locks import Locks
+from skerry.providers.docker.machine import DockerMachine, DockerPortal, Walls
+from skerry.providers.local import probe, toolbox, trust
+from skerry.providers.local.entrance import Entrance
+from skerry.providers.local.launcher import Launcher
+from skerry.providers.local.seccomp import write_filter
 from skerry.providers.local.toolbox import SCRATCH, Toolbox
+from skerry.providers.machine import Chores
 from skerry.providers.toolboxes import PLACE, Toolboxes
 from skerry.runtime.environment import WORKSPACE
 from skerry.settings import Settings
@@ -49,7 +55,10 @@ log = structlog.get_logger(__name__)
 
 START_TIMEOUT = 60.0
 UNCOUNTED = "The Docker Engine's disk does not count what each container writes: that takes xfs with project quotas."
+SIZED = ("overlay2", "btrfs", "zfs", "devicemapper")
+"""Drivers of the engine's disk that may count; overlay2 does on xfs with project quotas only."""
 _FULL = 8 << 20
+_METADATA = 16 << 20
 
 
 class DockerProvider:
@@ -58,32 +67,34 @@ class DockerProvider:
         self._folder = settings.home / "docker"
         self._mark = hashlib.sha256(os.fsencode(settings.home.resolve())).hexdigest()[:10]
         self.engine: Engine
+        self.launcher = Launcher()
+        self._launching = asyncio.Lock()
         self._images: Images
+        self._containers: Containers
+        self._locks = Locks(self._folder / "locks")
         self._toolbox: Toolbox
         self._toolboxes = Toolboxes(settings.cache or settings.home / "cache")
         self._mounts: list[Mount] = []
         self._loopback: Loopback
+        self._filter = b""
         self._info: dict[str, Any] = {}
-        self._tasks: set[asyncio.Task[Any]] = set()
+        self._sized = False
+        self._enterable = False
+        self._fuse = False
+        self.chores = Chores()
         self._presence = -1
         self.alone = False
         self._open = False
-
-    def own(self, work: Coroutine[Any, Any, Any]) -> None:
-        """Run something that nobody waits for now but that ``close`` will."""
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
 
     def capabilities(self) -> Capabilities:
         return Capabilities(
             name="docker",
             snapshots="copy",
-            isolation=False,
+            isolation=self._enterable,
             uid_range=True,
             writable_system=True,
             freeze="cgroup",
-            mounts=False,
+            mounts=self._enterable and self._fuse,
             toolboxes=True,
             unheld=self._unheld(),
             details={
@@ -104,8 +115,15 @@ class DockerProvider:
         return found if self._sized else {**found, "disk": UNCOUNTED}
 
     @property
-    def _sized(self) -> bool:
-        return self._info.get("Driver") in ("btrfs", "zfs", "devicemapper")
+    def entrance(self) -> Entrance:
+        return Entrance(self.launcher, self._toolbox, self._filter)
+
+    async def launched(self) -> Launcher:
+        """What enters containers and mounts in them; anew, should it ever have ended."""
+        async with self._launching:
+            if not self.launcher.alive:
+                self.launcher.open()
+        return self.launcher
 
     # -- opening and closing -------------------------------------------------------------------------------------------
 
@@ -118,6 +136,7 @@ class DockerProvider:
             await self.engine.version()
             self._info = await self.engine.info()
             self._images = Images(self.engine, self._mark, self._settings.docker_image)
+            self._containers = Containers(self.engine, self._images, self._mark)
             await asyncio.to_thread(self._prepare)
             await self._images.find(HOST)
             await self._probe()
@@ -128,8 +147,9 @@ class DockerProvider:
     def _prepare(self) -> None:
         self._settings.home.mkdir(parents=True, exist_ok=True)
         self._settings.home.chmod(0o700)
-        for directory in (self._folder, self._folder / "doors", self._folder / "locks"):
+        for directory in (self._folder, self._folder / "doors"):
             directory.mkdir(exist_ok=True)
+        self._locks.prepare()
         self._presence = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             fcntl.flock(self._presence, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -138,16 +158,30 @@ class DockerProvider:
             fcntl.flock(self._presence, fcntl.LOCK_SH)
         self._toolbox = toolbox.build(self._settings.cache or self._settings.home / "cache")
         self._toolboxes.prepare()
+        self._filter = write_filter(self._folder / "filter")  # which init puts on besides the engine's own
         paths = {name: str(path) for name, path in self._toolbox.exposed().items()}
-        shown = [*self._toolbox.shown(paths), (str(trust.build(self._settings.home)), TRUST)]
+        shown = [
+            *self._toolbox.shown(paths),
+            (str(trust.build(self._settings.home)), TRUST),
+            (str(self._folder / "filter"), FILTER),
+        ]
         self._mounts = [Mount(source, target) for source, target in shown]
         self._loopback = Loopback(self._settings.egress_transparent)
 
     async def _probe(self) -> None:
         """Start a container that is thrown away. Fails closed: without one that works there is no server."""
         spec = Spec(id=f".probe-{secrets.token_hex(4)}", image=HOST, limits=Limits(pids=64))
+        self._sized = self._info.get("Driver") in SIZED
         try:
-            machine = await self.start(spec, _ignore)
+            try:
+                machine = await self.start(replace(spec, limits=Limits(pids=64, disk=1 << 30)), _ignore)
+            except (SandboxStartError, ProviderError):
+                if not self._sized:
+                    raise
+                self._sized = False  # it takes options for the disk that are not set here
+                machine = await self.start(spec, _ignore)
+            self._fuse = probe.fuse().ok
+            await self._try_entering(machine)
             await machine.stop()
         except SandboxStartError as error:
             raise HostUnfitError(
@@ -158,12 +192,23 @@ class DockerProvider:
             with contextlib.suppress(ProviderError):
                 await self.forget(spec.id)
 
+    async def _try_entering(self, machine: DockerMachine) -> None:
+        # What SELinux calls a container could not be given to those who enter.
+        if os.geteuid() != 0 or _has(self._info, "selinux"):
+            return
+        try:
+            portal = await machine.isolate()
+            await portal.close()
+            self._enterable = True
+        except (SkerryError, OSError, TimeoutError) as error:
+            log.warning("containers cannot be entered here, so sessions are not isolated", reason=str(error))
+
     async def close(self) -> None:
         if not self._open:
             return
         self._open = False
-        while self._tasks:
-            await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self.chores.finish()
+        await self.launcher.close()
         await self.engine.close()
         if hasattr(self, "_toolbox"):
             self._toolbox.close()
@@ -178,40 +223,23 @@ class DockerProvider:
         removed = []
         try:
             doors = {door.name for door in (self._folder / "doors").iterdir()}
-            for one in await self.engine.containers(label=[f"{HOME}={self._mark}"]):
-                name = one["Names"][0].removeprefix("/")
-                id = name.removeprefix(self._name("")) if name.startswith(self._name("")) else None
-                if id is None:
-                    continue  # the other half of an exchange, which is settled with its sandbox
-                await self._settle(id)
+            async for id, state in self._containers.all():
                 if id not in keep:
                     await self.forget(id)
                     removed.append(f"the container of {id}")
-                elif one["State"] in ("running", "paused", "restarting"):
-                    await self._end(name)
+                elif state in ("running", "paused", "restarting"):
+                    await self._containers.end(self._containers.name(id))
                     removed.append(f"what ran in the container of {id}")
                 doors.discard(id)
-            for one in await self.engine.containers(label=[f"{HOME}={self._mark}"], name=[f"^/{self._next('')}"]):
-                id = one["Names"][0].removeprefix(f"/{self._next('')}")
-                await self._settle(id)
-                if id not in keep:
-                    await self.forget(id)
             removed += await self._images.sweep(snapshots)
             for id in doors - keep:
-                remove_door(self._folder / "doors" / id)
+                remove_door(self._door(id))
         finally:
             self.alone = False
             fcntl.flock(self._presence, fcntl.LOCK_SH)
         return removed
 
     # -- machines ------------------------------------------------------------------------------------------------------
-
-    def _name(self, id: str) -> str:
-        return f"skerry-{self._mark}-{id}"
-
-    def _next(self, id: str) -> str:
-        """Of the container that is to take a sandbox's place."""
-        return f"skerry-{self._mark}.next-{id}"
 
     def _door(self, id: str) -> Path:
         return self._folder / "doors" / id
@@ -223,12 +251,14 @@ class DockerProvider:
     async def start(self, spec: Spec, died: Callable[[str], Awaitable[None]]) -> DockerMachine:
         for wanted in spec.toolboxes:
             await self._toolboxes.ensure(wanted)
-        machine = DockerMachine(self, spec.id, self._name(spec.id), self._lock(spec.id), died)
+        machine = DockerMachine(self, spec.id, self._containers.name(spec.id), self._locks.acquire(spec.id), died)
+        machine.open_files = spec.limits.open_files
         try:
-            fresh = await self._made(spec)
+            self._door(spec.id).mkdir(exist_ok=True)
+            await self._containers.prepare(spec, self._describe)
             door = Door(self._door(spec.id))
             try:
-                await self._begin(machine, door, fresh)
+                await self._begin(machine, door)
             finally:
                 door.close()
         except OSError as error:
@@ -239,14 +269,14 @@ class DockerProvider:
             raise
         return machine
 
-    async def _begin(self, machine: DockerMachine, door: Door, fresh: bool) -> None:
+    async def _begin(self, machine: DockerMachine, door: Door) -> None:
         name = machine.name
         try:
             await self.engine.start(name)
-            connection, pid = await self._answered(name, door)
+            connection, walls, pid = await self._answered(name, door)
         except BaseException as error:
             with contextlib.suppress(ProviderError):
-                await self._end(name)
+                await self._containers.end(name)
             if isinstance(error, ProviderError) and error.code == "provider_failed":
                 raise SandboxStartError(
                     f"The sandbox could not be started: {error.message}", hint="`skerry doctor` looks at the engine."
@@ -260,14 +290,16 @@ class DockerProvider:
             scratch=SCRATCH,
             clock=machine.clock,
             on_lost=machine.lost,
+            isolate=machine.isolate if self._enterable else None,
         )
+        machine.begun(walls)
         try:
             async with asyncio.timeout(START_TIMEOUT):
                 await machine.portal.ready()
-            machine.begun(pid)
-            await machine.portal.prepare()
-            if fresh:
+                await machine.portal.prepare()  # which also shows that the walls are those of who answers
+            if not self._locks.prepared(machine.lock):
                 await machine.portal.mkdir(WORKSPACE, 0o755, parents=True)
+                self._locks.set_prepared(machine.lock, True)
             machine.portal.reserved, machine.transparent = await self._loopback.reserve(pid)
         except BaseException as error:
             await machine.stop()
@@ -275,13 +307,15 @@ class DockerProvider:
                 raise SandboxStartError(f"The sandbox could not be started: {error}.") from error
             raise
 
-    async def _answered(self, name: str, door: Door) -> tuple[Any, int]:
+    async def _answered(self, name: str, door: Door) -> tuple[Any, Walls, int]:
         """The connection that its first process makes; raises ``SandboxStartError`` if it ends instead."""
         accepting, ending = asyncio.ensure_future(door.accept()), asyncio.ensure_future(self.engine.wait(name))
         try:
             waits: set[asyncio.Future[Any]] = {accepting, ending}
             await asyncio.wait(waits, timeout=START_TIMEOUT, return_when=asyncio.FIRST_COMPLETED)
             if not accepting.done():
+                if ending.done():
+                    ending.result()  # an engine that could not be asked knows nothing of its end
                 said = await self.engine.last_words(name)
                 reason = said or ("it ended at once" if ending.done() else "it did not answer in time")
                 raise SandboxStartError(f"The sandbox could not be started: {reason}.")
@@ -297,130 +331,56 @@ class DockerProvider:
                 "The sandbox could not be started: what answers is not the first process of its container.",
                 hint="The engine must be on this machine, and Skerry not in a container.",
             )
-        return connection, pid
+        try:
+            return connection, Walls.around(pid, found["HostConfig"]), pid
+        except OSError:
+            connection.close()
+            raise
 
-    async def _end(self, name: str) -> None:
-        await self.engine.kill(name)
-        await self.engine.wait(name)
-
-    # -- containers ----------------------------------------------------------------------------------------------------
-
-    async def _made(self, spec: Spec) -> bool:
-        """See to it that there is a container with these settings, over the sandbox's files if it has some.
-
-        Whether it has none but its image's.
-        """
-        await self._settle(spec.id)
-        name = self._name(spec.id)
-        found = await self.engine.inspect(name)
-        if found is None:
-            await self._create(name, spec, await self._images.find(spec.image))
-            return True
-        fresh: bool = found["State"]["Status"] == "created"
-        image: str = found["Image"]
-        if found["State"]["Running"]:  # left by a server that was killed, and paused, or about to end
-            await self._end(name)
-        wanted = self._settings_of(spec, image)
-        if found["Config"]["Labels"].get(SETTINGS) == wanted["Labels"][SETTINGS]:
-            await self.engine.update(name, containers.resources(spec.limits))
-            return fresh
-        if not fresh:  # it has files of its own
-            moved = await self._images.commit(name, f"kept-{secrets.token_hex(8)}", {})
-            await self._images.keep(moved)
-            image = moved
-        elif await self._images.is_nothing(image):
-            image = await self._images.find(spec.image)
-        await self._create(self._next(spec.id), spec, image)
-        await self._exchange(spec.id)
-        return fresh
-
-    def _settings_of(self, spec: Spec, image: str) -> dict[str, Any]:
+    async def _describe(self, spec: Spec, image: str) -> dict[str, Any]:
         shown = [Mount(str(self._toolboxes.hold(name)), f"{PLACE}/{name}") for name in spec.toolboxes]
-        return containers.settings(
+        return description.settings(
             spec,
             home=self._mark,
             image=image,
             init=self._toolbox.init,
             mounts=[*self._mounts, *shown],
             door=str(self._door(spec.id)),
-            sized=self._sized,
+            disk=await self._disk_of(spec.limits.disk, image),
         )
 
-    async def _create(self, name: str, spec: Spec, image: str) -> None:
-        self._door(spec.id).mkdir(exist_ok=True)
-        try:
-            await self.engine.create(name, self._settings_of(spec, image))
-        except Refused as refused:
-            raise SandboxStartError(f"The Docker Engine could not make a container: {refused}.") from refused
-
-    async def _exchange(self, id: str) -> None:
-        """What was prepared takes the place of what was there; a server that is killed between finds both, or one."""
-        old = await self.engine.inspect(self._name(id))
-        await self.engine.remove(self._name(id))
-        await self.engine.rename(self._next(id), self._name(id))
-        if old is not None:
-            await self._images.let_go(old["Image"])
-
-    async def _settle(self, id: str) -> None:
-        """Finish, or take back, an exchange in which a server was killed."""
-        if await self.engine.inspect(self._next(id)) is None:
-            return
-        if await self.engine.inspect(self._name(id)) is None:
-            await self.engine.rename(self._next(id), self._name(id))
-        else:
-            await self._remove(self._next(id))
-
-    async def _remove(self, name: str) -> None:
-        found = await self.engine.inspect(name)
-        if found is not None:
-            await self.engine.remove(name)
-            await self._images.let_go(found["Image"])
+    async def _disk_of(self, limit: int | None, image: str) -> int | None:
+        if limit is None or not self._sized:
+            return None
+        if self._info.get("Driver") != "btrfs":
+            return limit
+        # There the image counts as well; in blocks, which is a little more than the engine says.
+        below = await self.engine.image(image)
+        return limit + (0 if below is None else below["Size"] + below["Size"] // 10) + _METADATA
 
     async def rename(self, machine: Machine, id: str) -> None:
         assert isinstance(machine, DockerMachine)
-        lock = self._lock(id)
+        lock, name = self._locks.acquire(id), self._containers.name(id)
         try:
-            await self.engine.rename(machine.name, self._name(id))
+            await self.engine.rename(machine.name, name)
         except ProviderError as error:
             os.close(lock)
             raise SandboxStartError(f"The sandbox could not be started: {error.message}") from error
-        self._lock_file(machine.id).unlink(missing_ok=True)
+        self._locks.set_prepared(lock, True)
+        self._locks.forget(machine.id)
         machine.relock(lock)
-        machine.id, machine.name = id, self._name(id)
-
-    def _lock_file(self, id: str) -> Path:
-        return self._folder / "locks" / id
-
-    def _lock(self, id: str) -> int:
-        """It is held for as long as the descriptor is open. Raises ``SandboxBusyError``."""
-        while True:
-            fd = os.open(self._lock_file(id), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            try:
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                os.close(fd)
-                raise SandboxBusyError(
-                    f"Sandbox {id!r} is run by another process with the same home.",
-                    hint="Use it there, or stop it there.",
-                ) from None
-            with contextlib.suppress(FileNotFoundError):
-                if os.path.samestat(os.fstat(fd), os.stat(self._lock_file(id))):
-                    return fd
-            os.close(fd)  # of a file that was deleted between the two
+        machine.id, machine.name = id, name
 
     async def require_idle(self, id: str) -> None:
-        os.close(self._lock(id))
+        os.close(self._locks.acquire(id))
 
     async def exists(self, id: str) -> bool:
-        if await self.engine.inspect(self._name(id)) is not None:
-            return True
-        return await self.engine.inspect(self._next(id)) is not None
+        return await self._containers.exists(id)
 
     async def forget(self, id: str) -> None:
-        for name in (self._next(id), self._name(id)):
-            await self._remove(name)
+        await self._containers.forget(id)
         remove_door(self._door(id))
-        self._lock_file(id).unlink(missing_ok=True)
+        self._locks.forget(id)
 
     def full(self) -> bool:
         try:
@@ -438,8 +398,8 @@ class DockerProvider:
         self, id: str, snapshot: str, machine: Machine | None = None, previous: str | None = None
     ) -> None:
         if machine is None:
-            await self._settle(id)
-        name, tag = self._name(id), f"snapshot-{snapshot}"
+            await self._containers.settle(id)
+        name, tag = self._containers.name(id), f"snapshot-{snapshot}"
         found = await self.engine.inspect(name)
         try:
             if found is None:  # it was never started
@@ -456,7 +416,7 @@ class DockerProvider:
     async def clone(self, snapshot: str, id: str) -> None:
         image = await self._images.snapshot(snapshot)
         try:
-            await self._hold(self._name(id), id, image)
+            await self._containers.hold(self._containers.name(id), id, image)
         except Refused as refused:
             if refused.status != 409:
                 raise SnapshotError(f"Sandbox {id!r} could not be made from a snapshot: {refused}.") from refused
@@ -464,28 +424,21 @@ class DockerProvider:
                 f"Sandbox {id!r} already has files.", hint="Destroy it first, or choose another id."
             ) from refused
 
-    async def _hold(self, name: str, id: str, image: str) -> None:
-        """A container that is never started: a place for files, until the sandbox is."""
-        labels = {HOME: self._mark, SANDBOX: id, SETTINGS: "", SNAPSHOT: ""}
-        await self.engine.create(
-            name,
-            {"Image": image, "Entrypoint": ["/"], "Labels": labels, "HostConfig": {"NetworkMode": "none"}},
-        )
-
     async def restore(self, snapshot: str, id: str, stop: Callable[[], Awaitable[None]]) -> None:
-        image = await self._images.snapshot(snapshot)
-        await self._remove(self._next(id))
+        image, following = await self._images.snapshot(snapshot), self._containers.next(id)
+        await self._containers.remove(following)
         try:
-            await self._hold(self._next(id), id, image)
+            await self._containers.hold(following, id, image)
             await stop()
-            lock = self._lock(id)
+            lock = self._locks.acquire(id)
         except Refused as refused:
             raise SnapshotError(f"Sandbox {id!r} could not be rolled back: {refused}.") from refused
         except BaseException:
-            await self._remove(self._next(id))
+            await self._containers.remove(following)
             raise
         try:
-            await self._exchange(id)
+            await self._containers.exchange(id)
+            self._locks.set_prepared(lock, False)
         finally:
             os.close(lock)
 
@@ -500,10 +453,11 @@ class DockerProvider:
 
     async def deleted(self, id: str, image: str) -> list[str]:
         before = await self._images.find(image)
-        found = await self.engine.inspect(self._name(id))
+        name = self._containers.name(id)
+        found = await self.engine.inspect(name)
         if found is not None and found["Image"] == before:  # then the engine itself knows
-            return sorted(path for path in await self.engine.deleted(self._name(id)) if not put_there(path))
-        return await Comparison(self.engine, self._scratch, before, container=self._name(id)).deleted()
+            return sorted(path for path in await self.engine.deleted(name) if not put_there(path))
+        return await Comparison(self.engine, self._scratch, before, container=name).deleted()
 
     def changes(self, image: str, before: str | None, after: str, *, kin: bool = False) -> Changes:
         reference = f"{self._images.repository}:snapshot-"
@@ -515,15 +469,15 @@ class DockerProvider:
     async def _scratch(self, image: str) -> str:
         """A container to read an image's files through; its name."""
         id = f".read-{secrets.token_hex(6)}"
-        await self._hold(self._name(id), id, image)
-        return self._name(id)
+        await self._containers.hold(self._containers.name(id), id, image)
+        return self._containers.name(id)
 
     # -- images --------------------------------------------------------------------------------------------------------
 
     async def images(self) -> list[ImageInfo]:
         return await self._images.list_()
 
-    async def require_image(self, name: str) -> None:
+    async def require_image(self, name: str, provider: str | None = None) -> None:
         await self._images.find(name)
 
     async def require_toolbox(self, name: str) -> None:

@@ -77,6 +77,14 @@ class Launcher:
     async def start(self, key: str, fds: Sequence[int], ended: Ended, **arguments: Any) -> int | None:
         return await self._begin("start", key, fds, ended, arguments)
 
+    async def adopt(self, key: str, pidfd: int, **arguments: Any) -> None:
+        """Take care of a machine that others started, so that it can be entered and mounted in."""
+        await self._ask("adopt", [pidfd], key=key, **arguments)
+
+    async def forget(self, key: str) -> None:
+        """One that was adopted has ended."""
+        await self._ask("forget", key=key)
+
     async def enter(self, key: str, target: str, fds: Sequence[int], ended: Ended, **arguments: Any) -> int | None:
         return await self._begin("enter", key, fds, ended, {"target": target, **arguments})
 

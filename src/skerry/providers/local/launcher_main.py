@@ -28,7 +28,7 @@ CLONE_NEWNS, CLONE_NEWCGROUP, CLONE_NEWUTS, CLONE_NEWIPC = 0x20000, 0x2000000, 0
 CLONE_NEWUSER, CLONE_NEWPID, CLONE_NEWNET = 0x10000000, 0x20000000, 0x40000000
 MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_REMOUNT, MS_NOATIME = 1, 2, 4, 8, 32, 1024
 MS_BIND, MS_REC, MS_PRIVATE, MS_SLAVE, MS_SHARED = 4096, 16384, 1 << 18, 1 << 19, 1 << 20
-PR_SET_PDEATHSIG, PR_CAPBSET_DROP, PR_SET_SECCOMP, PR_SET_NO_NEW_PRIVS = 1, 24, 22, 38
+PR_SET_PDEATHSIG, PR_CAPBSET_READ, PR_CAPBSET_DROP, PR_SET_SECCOMP, PR_SET_NO_NEW_PRIVS = 1, 23, 24, 22, 38
 SYS_PIVOT_ROOT = {"x86_64": 155}.get(os.uname().machine, 41)
 SYS_KEYCTL, KEYCTL_JOIN_SESSION_KEYRING = {"x86_64": 250}.get(os.uname().machine, 219), 1
 MNT_DETACH = 2
@@ -296,6 +296,20 @@ class Group:
         return gone
 
 
+class OthersGroup(Group):
+    """Control groups that others made, and remove: of a container, which is entered here."""
+
+    def __init__(self, request: dict[str, Any]) -> None:
+        self.unified = request["unified"]
+        self.legacy = request["legacy"]
+
+    def thaw(self) -> None:
+        """Is up to them."""
+
+    def remove(self) -> bool:
+        return True
+
+
 def fork(group: Group | None) -> int:
     pid = os.fork() if group is None else group.fork()
     if pid == 0:
@@ -315,16 +329,38 @@ def take_short_turns() -> None:
 
 
 class Sandbox:
-    def __init__(self, key: str, monitor: int, stderr: int, group: Group | None, open_files: int | None) -> None:
+    def __init__(self, key: str, monitor: int | None, stderr: int, group: Group | None, open_files: int | None) -> None:
         self.key = key
         self.group = group
         self.open_files = open_files
         self.entered = False  # a second PID 1 in a sandbox that has its own
-        self.monitor = monitor  # our child: bubblewrap, or the process that entered
+        self.monitor = monitor  # our child: bubblewrap, or the process that entered; none of one that was adopted
         self.stderr = stderr
         self.pid: int | None = None  # host pid of the sandbox's PID 1
         self.pidfd: int | None = None
         self.mounts: dict[str, int] = {}  # what was attached inside, by path
+        self.users = CLONE_NEWUSER  # 0 if its users are the host's
+        self.readable: list[str] = []  # what is only to be read in a /proc of those who enter
+        self.hidden: list[str] = []  # and what is not to be seen there
+        self.profile: str | None = None  # of AppArmor, which they are held to
+
+    def forget(self) -> None:
+        for mounted in self.mounts.values():
+            os.close(mounted)
+        if self.pidfd is not None:
+            os.close(self.pidfd)
+
+
+def adopt(request: dict[str, Any], fds: list[int]) -> Sandbox:
+    """A machine that others have started, named by a descriptor of its first process: to enter it and to mount in it.
+
+    ``forget`` ends that; it ends by itself, or by them.
+    """
+    sandbox = Sandbox(request["key"], None, -1, OthersGroup(request["group"]), request["openFiles"])
+    sandbox.pidfd = os.dup(fds[0])
+    sandbox.users = CLONE_NEWUSER if request["users"] else 0
+    sandbox.readable, sandbox.hidden, sandbox.profile = request["readable"], request["hidden"], request["profile"]
+    return sandbox
 
 
 def start(request: dict[str, Any], fds: list[int]) -> Sandbox:
@@ -471,7 +507,7 @@ def enter(request: dict[str, Any], fds: list[int], target: Sandbox) -> Sandbox:
         try:
             os.close(told)
             libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-            spaces = CLONE_NEWUSER | CLONE_NEWNS | CLONE_NEWNET | CLONE_NEWIPC | CLONE_NEWUTS | CLONE_NEWCGROUP
+            spaces = target.users | CLONE_NEWNS | CLONE_NEWNET | CLONE_NEWIPC | CLONE_NEWUTS | CLONE_NEWCGROUP
             check(libc.setns(target.pidfd, spaces), "setns")
             become([0, 0])
             libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)  # forgotten when ids change
@@ -479,7 +515,7 @@ def enter(request: dict[str, Any], fds: list[int], target: Sandbox) -> Sandbox:
             check(libc.unshare(CLONE_NEWPID | CLONE_NEWNS), "unshare")
             first = os.fork()
             if first == 0:
-                confine(request, init_socket, stderr, program, target.open_files)
+                confine(request, init_socket, stderr, program, target)
             os.write(tell, b"%d" % first)
             os.close(tell)
             status = os.waitstatus_to_exitcode(os.waitpid(first, 0)[1]) & 0xFF
@@ -554,7 +590,7 @@ def sow(request: dict[str, Any], fds: list[int], target: Sandbox) -> None:
             os.close(fd)
 
 
-def confine(request: dict[str, Any], init_socket: int, stderr: int, program: bytes, open_files: int | None) -> None:
+def confine(request: dict[str, Any], init_socket: int, stderr: int, program: bytes, target: Sandbox) -> None:
     class Program(ctypes.Structure):
         _fields_ = [("length", ctypes.c_ushort), ("filter", ctypes.c_char_p)]
 
@@ -564,10 +600,13 @@ def confine(request: dict[str, Any], init_socket: int, stderr: int, program: byt
         mount(None, "/", None, MS_REC | MS_SLAVE)
         mount("proc", "/proc", "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC)
         os.chdir("/")
-        arrange([init_socket], stderr, open_files)
+        cover(target.readable, target.hidden)
+        if target.profile is not None:
+            write("/proc/self/attr/apparmor/exec", f"exec {target.profile}")
+        arrange([init_socket], stderr, target.open_files)
         for capability in range(64):
-            if capability not in request["capabilities"]:
-                libc.prctl(PR_CAPBSET_DROP, capability, 0, 0, 0)
+            if capability not in request["capabilities"] and libc.prctl(PR_CAPBSET_READ, capability, 0, 0, 0) == 1:
+                check(libc.prctl(PR_CAPBSET_DROP, capability, 0, 0, 0), "capabilities")
         check(libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "no_new_privs")
         wrapped = Program(len(program) // 8, program)
         check(libc.prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, ctypes.byref(wrapped), 0, 0), "seccomp")
@@ -577,9 +616,34 @@ def confine(request: dict[str, Any], init_socket: int, stderr: int, program: byt
     os._exit(127)
 
 
+def cover(readable: list[str], hidden: list[str]) -> None:
+    """Of a fresh /proc, what the container's own has covered as well: where root inside is root outside, much of it
+    could be written to without any capability."""
+    for path in readable:
+        if os.path.exists(path):
+            mount(path, path, None, MS_BIND | MS_REC)
+            mount(None, path, None, MS_BIND | MS_REMOUNT | MS_RDONLY | MS_NOSUID | MS_NODEV | MS_NOEXEC)
+    null = open_null()
+    for path in hidden:
+        if os.path.isdir(path):
+            mount("tmpfs", path, "tmpfs", MS_RDONLY | MS_NOSUID | MS_NODEV | MS_NOEXEC, "size=0")
+        elif os.path.exists(path):
+            mount(f"/proc/self/fd/{null}", path, None, MS_BIND)
+    os.close(null)
+
+
+def open_null() -> int:
+    """The real one, whatever is called so inside."""
+    null = os.open("/dev/null", os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    found = os.fstat(null)
+    if (found.st_mode & 0o170000, found.st_rdev) != (0o020000, os.makedev(1, 3)):
+        raise OSError(errno.ENODEV, "/dev/null is something else")
+    return null
+
+
 def arrange(fds: list[int], stderr: int, open_files: int | None) -> None:
     """Descriptors 3, 4, … are ``fds``; 0 and 1 are nothing; 2 is kept to be read if it fails. No other stays open."""
-    null = os.open("/dev/null", os.O_RDWR)
+    null = open_null()
     sources = [null, null, stderr, *fds]
     above = max(sources) + 1  # first out of the way, so that none is overwritten before it is used
     count = len(sources)
@@ -640,7 +704,7 @@ def attaching() -> ModuleType:
 
 def attach(target: Sandbox, path: str, read_only: bool) -> int:
     """Mount a FUSE file system inside; the descriptor its server speaks to the kernel through."""
-    device, target.mounts[path] = attaching().attach(target.pidfd, path, read_only)
+    device, target.mounts[path] = attaching().attach(target.pidfd, path, read_only, target.users)
     return int(device)
 
 
@@ -649,7 +713,7 @@ def detach(target: Sandbox, path: str) -> bool:
     if mounted is None:
         return False
     try:
-        attaching().detach(target.pidfd, mounted)
+        attaching().detach(target.pidfd, mounted, target.users)
     finally:
         os.close(mounted)
     return True
@@ -675,6 +739,11 @@ class Launcher:
             return stage(request["expose"], request["idmap"], pool_path(request["pool"], fds))
         if op == "start":
             return self.keep(start(request, fds))
+        if op == "adopt":
+            return self.keep(adopt(request, fds))
+        if op == "forget":
+            self.sandboxes.pop(request["key"]).forget()
+            return None
         if op == "enter":
             return self.keep(enter(request, fds, self.sandboxes[request["target"]]))
         if op == "seed":
@@ -691,7 +760,9 @@ class Launcher:
         raise OSError(errno.ENOSYS, op)
 
     def keep(self, sandbox: Sandbox) -> int | None:
-        self.sandboxes[sandbox.key] = self.monitors[sandbox.monitor] = sandbox
+        self.sandboxes[sandbox.key] = sandbox
+        if sandbox.monitor is not None:
+            self.monitors[sandbox.monitor] = sandbox
         return sandbox.pid
 
     def kill(self, key: str) -> bool:
@@ -704,6 +775,8 @@ class Launcher:
                 raise ProcessLookupError
             signal.pidfd_send_signal(sandbox.pidfd, signal.SIGKILL)
         except ProcessLookupError:
+            if sandbox.monitor is None:  # one that was adopted, and is gone
+                return False
             os.kill(sandbox.monitor, signal.SIGKILL)
         if sandbox.group is not None:
             sandbox.group.thaw()
@@ -723,10 +796,7 @@ class Launcher:
             self.sandboxes.pop(sandbox.key, None)
             text = os.pread(sandbox.stderr, 4096, max(0, os.fstat(sandbox.stderr).st_size - 4096))
             os.close(sandbox.stderr)
-            for mounted in sandbox.mounts.values():
-                os.close(mounted)
-            if sandbox.pidfd is not None:
-                os.close(sandbox.pidfd)
+            sandbox.forget()
             figures = {}
             if sandbox.group is not None and not sandbox.entered:
                 figures = sandbox.group.last_figures()
@@ -740,7 +810,7 @@ class Launcher:
         """The server is gone: end every sandbox and remove its group, but wait for none that cannot end."""
         signal.alarm(FAREWELL_SECONDS)
         groups = {id(s.group): s.group for s in self.monitors.values() if s.group is not None}
-        for key in list(self.sandboxes):
+        for key in [sandbox.key for sandbox in self.monitors.values()]:
             self.kill(key)
         try:
             while self.monitors:

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import fcntl
 import os
 import resource
 import secrets
-import socket
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,257 +17,43 @@ import structlog
 from skerry.egress.authority import Authority
 from skerry.egress.environment import TRUST
 from skerry.errors import (
-    FreezeFailedError,
     HostUnfitError,
-    LimitTooLowError,
-    SandboxLostError,
     SandboxStartError,
-    SkerryError,
 )
-from skerry.limits import host_memory, shown_size
+from skerry.limits import host_memory
 from skerry.models import ImageInfo, Limits, shown_id
-from skerry.portal.clock import Clock
-from skerry.portal.contract import Portal
 from skerry.portal.socket import SocketPortal
-from skerry.providers.contract import Capabilities, Changes, Machine, Measure, Spec, elsewhere
+from skerry.providers.contract import Capabilities, Changes, Machine, Spec, elsewhere
 from skerry.providers.local import bubblewrap, cgroups, probe, toolbox, trust
 from skerry.providers.local.cgroups import Cgroups, Group
-from skerry.providers.local.controls import KEPT_FOR_THE_HOST, Controls, Watch, above, figured
+from skerry.providers.local.controls import KEPT_FOR_THE_HOST, Controls, above
 from skerry.providers.local.difference import Difference
-from skerry.providers.local.disk import Disk, Hold
+from skerry.providers.local.disk import Disk
 from skerry.providers.local.doctor import examine
 from skerry.providers.local.doorway import Doorway, redirections
+from skerry.providers.local.entrance import Entrance, filtering
 from skerry.providers.local.hostimage import host_skeleton
 from skerry.providers.local.idmap import IdMap
 from skerry.providers.local.images import Images
-from skerry.providers.local.launcher import Ended, Launcher
+from skerry.providers.local.launcher import Launcher
 from skerry.providers.local.launcher import bubblewrap as bubblewrap_path
+from skerry.providers.local.machine import LocalMachine
+from skerry.providers.local.nospace import NoSpace
 from skerry.providers.local.seccomp import compile_filter
 from skerry.providers.local.seed import Seed
-from skerry.providers.local.stillness import while_still
-from skerry.providers.local.toolbox import SCRATCH, Toolbox
+from skerry.providers.local.toolbox import Toolbox
 from skerry.providers.local.trees import remove_tree
 from skerry.providers.local.turns import take_short_turns
+from skerry.providers.machine import Chores
 from skerry.providers.toolboxes import PLACE, Toolboxes
-from skerry.runtime.faults import Met
-from skerry.runtime.runtime import Runtime
 from skerry.settings import Settings
 
 log = structlog.get_logger(__name__)
 
 HOST = "host"
 TOP = ("/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
-START_TIMEOUT = 30.0
 _TO_START = 16 << 20
 """Bytes that starting a sandbox may write to its disk."""
-
-
-class LocalMachine:
-    """A running sandbox: its portal, the lock on its files, and the isolated portals opened into it."""
-
-    runtime = Runtime
-
-    def __init__(self, provider: LocalProvider, key: str, lock: int, died: Callable[[str], Awaitable[None]]) -> None:
-        self.key = key
-        self.id = key.partition("/")[0]
-        self.clock = Clock()
-        self.portal: SocketPortal
-        self.transparent = False
-        self._provider = provider
-        self._lock = lock
-        self._died = died
-        self._ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        self._entered: set[SocketPortal] = set()
-        # Held also while it is frozen: the launcher waits for what it starts, and would wait until it is thawed.
-        self._entering = asyncio.Lock()
-        self._frozen = False
-        self._stopping = False
-        self._watch: Watch | None = None
-        self._last: Measure | None = None
-
-    def ended(self, status: int, stderr: str, figures: Mapping[str, str]) -> None:
-        """Called when nothing of the sandbox runs any more."""
-        self._last = figured(figures)
-        starved = " for want of memory" if self._last.met.memory else ""
-        if not self._ended.done():
-            self._ended.set_result(
-                stderr or (f"it was killed{starved}" if starved else f"it ended with status {status}")
-            )
-        if not self._stopping:
-            self._provider.own(self._mourn(stderr or f"its init was killed{starved}"))
-
-    async def _mourn(self, reason: str) -> None:
-        await self._release()
-        await self._died(reason)
-        group = self._provider.group(self.key)
-        if group is not None and group.directory.exists():  # the launcher is gone as well, which would remove it
-            await asyncio.to_thread(group.end)
-
-    def lost(self, reason: str) -> None:
-        """The portal broke: whatever is left behind it is ended, and ``ended`` will be called."""
-        if not self._ended.done():
-            self._provider.own(self._provider.launcher.kill(self.key))
-
-    # -- limits --------------------------------------------------------------------------------------------------------
-
-    def met(self) -> Met:
-        if self._last is not None:
-            return self._last.met
-        return Met() if self._watch is None else self._watch.met()
-
-    def measure(self) -> Measure:
-        if self._last is not None:
-            return self._last
-        group = self._provider.group(self.key)
-        found = Measure() if group is None else Controls(group).measure()
-        return replace(found, disk=self._provider.written(self))
-
-    async def limit(self, limits: Limits) -> None:
-        group = self._provider.group(self.key)
-        try:
-            if group is not None:
-                Controls(group).change(limits)
-            self._provider.limit_disk(self, limits)
-        except FileNotFoundError:
-            return  # it has just ended
-        except OSError as error:
-            if error.errno not in (errno.EBUSY, errno.EINVAL):
-                raise
-            raise LimitTooLowError(
-                f"The sandbox uses more memory now than {shown_size(limits.memory or 0)}.",
-                hint="End some of its processes first, or stop it: the limit can then be set for its next start.",
-            ) from error
-
-    # -- sleep ---------------------------------------------------------------------------------------------------------
-
-    async def freeze(self) -> None:
-        if self._frozen:
-            return
-        await self._entering.acquire()
-        self._frozen = True
-        portals, group = [self.portal, *self._entered], self._provider.group(self.key)
-        try:
-            if group is None:
-                await asyncio.gather(*(portal.stop_processes() for portal in portals))
-            for portal in portals:
-                portal.hold()
-            self.clock.stop()
-            if group is not None:
-                await asyncio.to_thread(group.freeze)
-        except BaseException as error:
-            await self.thaw()
-            if isinstance(error, OSError):
-                raise FreezeFailedError(
-                    f"The sandbox could not be frozen: {error.strerror or error}.",
-                    hint="Put it to sleep with the stage `hibernate` instead.",
-                ) from error
-            raise
-
-    async def thaw(self) -> None:
-        if not self._frozen:
-            return
-        portals, group = [self.portal, *self._entered], self._provider.group(self.key)
-        if group is not None:
-            with contextlib.suppress(FileNotFoundError):  # it has just died
-                group.thaw()
-        for portal in portals:
-            portal.release()
-        if group is None:
-            with contextlib.suppress(SandboxLostError):
-                await asyncio.gather(*(portal.continue_processes() for portal in portals))
-        self.clock.go_on()
-        self._frozen = False
-        self._entering.release()
-
-    @contextlib.asynccontextmanager
-    async def stillness(self) -> AsyncIterator[Hold | None]:
-        """How to do something while it stands still for a moment; None if it does already."""
-        if self._frozen:
-            yield None
-            return
-        roots, group = self._provider.launcher.roots(self.key), self._provider.group(self.key)
-
-        def hold(work: Callable[[], None]) -> None:
-            if group is None:
-                return while_still(roots, work)
-            try:
-                group.freeze()
-            except OSError:  # something in it cannot be stopped just now
-                return while_still(roots, work)
-            try:
-                work()
-            finally:
-                group.thaw()
-
-        async with self._entering:
-            yield hold
-
-    async def stop(self, grace: float = 0.0) -> None:
-        self._stopping = True
-        if grace:
-            portals = [self.portal, *self._entered]
-            # One that ends altogether meanwhile is no error: that is what is wanted.
-            with contextlib.suppress(TimeoutError, SandboxLostError):
-                async with asyncio.timeout(grace):
-                    await asyncio.gather(*(portal.end_processes() for portal in portals))
-        await self._release()
-
-    async def _release(self) -> None:
-        if self._frozen:
-            self._frozen = False
-            self._entering.release()
-        for portal in list(self._entered):
-            await portal.close()
-        self._entered.clear()
-        await self.portal.close()
-        if not self._ended.done() and await self._provider.launcher.kill(self.key):
-            await self._ended
-        if self._watch is not None:
-            self._watch.close()
-            self._watch = None
-        if self._lock >= 0:
-            os.close(self._lock)
-            self._lock = -1
-
-    async def started(self) -> None:
-        """Wait until init answers; raise with what bubblewrap said if it never does."""
-        group = self._provider.group(self.key)
-        if group is not None:
-            with contextlib.suppress(FileNotFoundError):  # it has ended already
-                self._watch = Watch(group)
-        ready = asyncio.ensure_future(self.portal.ready())
-        try:
-            async with asyncio.timeout(START_TIMEOUT):
-                waits: set[asyncio.Future[Any]] = {ready, self._ended}
-                await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-            await ready
-        except (TimeoutError, SkerryError) as error:
-            self._stopping = True
-            await self._release()
-            reason = self._ended.result() if self._ended.done() else "it did not answer in time"
-            raise SandboxStartError(
-                f"The sandbox could not be started: {reason}.", hint="`skerry doctor` checks this machine."
-            ) from error
-        finally:
-            ready.cancel()
-
-    async def mount(self, path: str, read_only: bool) -> int:
-        return await self._provider.launcher.attach(self.key, path, read_only)
-
-    async def unmount(self, path: str) -> None:
-        await self._provider.launcher.detach(self.key, path)
-
-    async def isolate(self) -> Portal:
-        async with self._entering:
-            portal = await self._provider.enter(self)
-            self._entered.add(portal)
-            return portal
-
-    async def sow(self, fds: Sequence[int]) -> bool:
-        return await self._provider.sow(self, fds)
-
-    def leave(self, portal: SocketPortal) -> None:
-        self._entered.discard(portal)
 
 
 class LocalProvider:
@@ -280,6 +63,7 @@ class LocalProvider:
         self._settings = settings
         self._idmap: IdMap
         self._disk = Disk(settings.home, settings.pool_size)
+        self._no_space: NoSpace
         self._images: Images
         self._toolbox: Toolbox
         self._toolboxes = Toolboxes(settings.cache or settings.home / "cache")
@@ -293,17 +77,11 @@ class LocalProvider:
         self._idmapped = False
         self._cgroups: Cgroups | None = None
         self._fuse = False
-        self._tasks: set[asyncio.Task[Any]] = set()
+        self.chores = Chores()
         self._launching = asyncio.Lock()
         self._presence = -1
         self.alone = False
         self._open = False
-
-    def own(self, work: Coroutine[Any, Any, Any]) -> None:
-        """Run something that nobody waits for now but that ``close`` will."""
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
 
     def capabilities(self) -> Capabilities:
         return Capabilities(
@@ -316,8 +94,16 @@ class LocalProvider:
             mounts=self._fuse,
             toolboxes=True,
             unheld=self._unheld(),
-            details={"users": self._idmap.kind, "snapshots": self._disk.reason or "Snapshots take milliseconds."},
+            details={
+                "users": self._idmap.kind,
+                "snapshots": self._disk.reason or "Snapshots take milliseconds.",
+                "full": self._why_edquot(),
+            },
+            full=None if self._disk.uncounted else "EDQUOT" if self._why_edquot() else "ENOSPC",
         )
+
+    def _why_edquot(self) -> str | None:
+        return "There are no control groups here." if self._cgroups is None else self._no_space.unfit
 
     def _unheld(self) -> dict[str, str]:
         held = {} if self._cgroups is None else self._cgroups.controllers
@@ -331,6 +117,7 @@ class LocalProvider:
         if self._open:
             return
         self._open = True
+        self._no_space = NoSpace()
         take_short_turns()
         self.home.mkdir(parents=True, exist_ok=True)
         await asyncio.to_thread(self._occupy)
@@ -394,7 +181,8 @@ class LocalProvider:
         self._held.callback(self._toolboxes.close)
         self._trust = trust.build(self.home)
         self._redirects = redirections() if self._settings.egress_transparent else []
-        self._skeleton = host_skeleton(self.home, self._idmap, Authority(self.home).certificate.decode())
+        own = Authority(self.home).certificate.decode()
+        self._skeleton = host_skeleton(self.home, self._idmap, own, self._settings.cache)
         self._filter = compile_filter()
         self._cgroups = Cgroups.detect(self.home)
         self._fuse = probe.fuse().ok
@@ -424,8 +212,8 @@ class LocalProvider:
         if self.seed is not None:
             await self.seed.close()
         await self.launcher.close()
-        while self._tasks:
-            await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self.chores.finish()
+        await self._no_space.close()
         await self._disk.close()
         self._held.close()
         if self._cgroups is not None:
@@ -445,8 +233,8 @@ class LocalProvider:
         for name in spec.toolboxes:
             await self._toolboxes.ensure(name)
         lock = await self._disk.acquire(spec.id)
-        key = f"{spec.id}/{secrets.token_hex(4)}"
-        machine = LocalMachine(self, key, lock, died)
+        machine = LocalMachine(self, spec.id, lock, died)
+        key = machine.key
         doorway = Doorway(self._redirects[0] if self._redirects else None)
         try:
             line = bubblewrap.arguments(
@@ -461,9 +249,10 @@ class LocalProvider:
                 tmpfs=spec.limits.tmpfs,
             )
             full = self._limit_disk_for_start(spec)
-            machine.portal = await self._begin(
+            machine.portal = await self.entrance.begin(
                 self.launcher.start,
                 key,
+                kind=SocketPortal,
                 ended=machine.ended,
                 on_lost=machine.lost,
                 isolate=machine.isolate,
@@ -492,6 +281,7 @@ class LocalProvider:
             machine.transparent = await doorway.redirected()
             if full:
                 self._disk.limit(spec.id, spec.limits.disk)
+            await self._watch_disk(machine, spec.limits.disk)
             if not machine.transparent and doorway.redirect in self._redirects:
                 self._redirects.remove(doorway.redirect)
                 log.info("a way to lead programs to the door does not work here", reason=doorway.why_not)
@@ -522,8 +312,31 @@ class LocalProvider:
         size = spec.limits.disk
         return size is not None and (self._disk.written(spec.id) or 0) + _TO_START > size
 
-    def limit_disk(self, machine: LocalMachine, limits: Limits) -> None:
+    async def limit_disk(self, machine: LocalMachine, limits: Limits) -> None:
         self._disk.limit(machine.id, limits.disk)
+        await self._watch_disk(machine, limits.disk)
+
+    async def _watch_disk(self, machine: LocalMachine, size: int | None) -> None:
+        """Have programs told ENOSPC when they have written so much."""
+        group = self.group(machine.key)
+        if size is None:
+            self._no_space.forget(machine.key)
+        elif group is not None and self._disk.uncounted is None:
+            machine.disk = size
+            await self._no_space.watch(machine.key, group, lambda: self._left(machine))
+
+    def _left(self, machine: LocalMachine) -> int | None:
+        written = self.written(machine)
+        return None if written is None else machine.disk - written
+
+    def refused(self, machine: LocalMachine) -> int:
+        return self._no_space.refused(machine.key)
+
+    async def entered(self, machine: LocalMachine, *, soon: bool = False) -> None:
+        await self._no_space.entered(machine.key, soon=soon)
+
+    def ended(self, machine: LocalMachine) -> None:
+        self._no_space.forget(machine.key)
 
     def written(self, machine: LocalMachine) -> int | None:
         return self._disk.written(machine.id)
@@ -539,89 +352,16 @@ class LocalProvider:
         machine.id = id
         await self.launcher.rename(machine.key, shown_id(id))
 
-    async def enter(self, machine: LocalMachine) -> SocketPortal:
-        """A portal into a pid namespace of its own in a machine that runs."""
-        key = f"{machine.key}+{secrets.token_hex(4)}"
-        gone: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-
-        async def close() -> None:
-            machine.leave(portal)
-            if await self.launcher.kill(key):
-                await gone
-
-        portal = await self._begin(
-            self.launcher.enter,
-            key,
-            machine.key,
-            ended=lambda status, stderr, figures: gone.set_result(None),
-            on_close=close,
-            clock=machine.clock,
-            argv=list(self._toolbox.init),
-            capabilities=list(bubblewrap.CAPABILITIES.values()),
-        )
-        try:
-            async with asyncio.timeout(START_TIMEOUT):
-                await portal.ready()
-        except BaseException:
-            await portal.close()
-            raise
-        return portal
+    @property
+    def entrance(self) -> Entrance:
+        return Entrance(self.launcher, self._toolbox, self._filter)
 
     async def sow(self, machine: LocalMachine, fds: Sequence[int]) -> bool:
         """A template of Python contexts in a machine, forked from one that has imported everything already."""
         if self.seed is None:
             return False
-        with self._filtering() as filter:
+        with filtering(self._filter) as filter:
             return await self.seed.sow(machine.key, list(bubblewrap.CAPABILITIES.values()), [*fds, filter])
-
-    @contextlib.contextmanager
-    def _filtering(self) -> Iterator[int]:
-        reader, writer = os.pipe2(os.O_CLOEXEC)
-        try:
-            os.write(writer, self._filter)
-            os.close(writer)
-            yield reader
-        finally:
-            os.close(reader)
-
-    async def _begin(
-        self,
-        launch: Callable[..., Awaitable[int | None]],
-        *keys: str,
-        ended: Ended,
-        on_lost: Callable[[str], None] | None = None,
-        isolate: Callable[[], Awaitable[Portal]] | None = None,
-        sow: Callable[[Sequence[int]], Awaitable[bool]] | None = None,
-        on_close: Callable[[], Awaitable[None]] | None = None,
-        code: Mapping[str, Sequence[Sequence[str]]] | None = None,
-        clock: Clock | None = None,
-        doorway: Doorway | None = None,
-        **arguments: Any,
-    ) -> SocketPortal:
-        more = [] if doorway is None else [doorway.channel]
-        if doorway is not None:
-            arguments |= {"ports": doorway.ports, "redirect": doorway.redirect}
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        try:
-            with self._filtering() as filter:
-                await launch(*keys, fds=[theirs.fileno(), filter, *more], ended=ended, **arguments)
-        except BaseException:
-            ours.close()
-            raise
-        finally:
-            theirs.close()
-        return SocketPortal(
-            ours,
-            python=self._toolbox.python,
-            tools=self._toolbox.tools,
-            code=code or self._toolbox.code,
-            scratch=SCRATCH,
-            clock=clock,
-            on_lost=on_lost,
-            isolate=isolate,
-            sow=sow,
-            on_close=on_close,
-        )
 
     def _overlays(self, spec: Spec) -> list[bubblewrap.Overlay]:
         shown = f"{self._paths['sandboxes']}/{spec.id}"
@@ -693,7 +433,7 @@ class LocalProvider:
 
     def _remove(self, path: Path | None) -> None:
         if path is not None:
-            self.own(asyncio.to_thread(self._disk.remove, path))
+            self.chores.own(asyncio.to_thread(self._disk.remove, path))
 
     async def sweep(self, keep: set[str], snapshots: set[str]) -> list[str]:
         if not self.alone:
@@ -776,7 +516,7 @@ class LocalProvider:
     async def images(self) -> list[ImageInfo]:
         return [ImageInfo(name=HOST, size=0), *await asyncio.to_thread(self._images.list_)]
 
-    async def require_image(self, name: str) -> None:
+    async def require_image(self, name: str, provider: str | None = None) -> None:
         if name != HOST:
             self._images.rootfs(name)
 
