@@ -31,6 +31,33 @@ def event(id: str, type: str = "tool_call", about: str = "m1", **data: Any) -> E
     return EventRow("sess-1", id, type, about, data)
 
 
+async def test_of_too_many_events_the_oldest_go_and_one_stands_for_them(rows: SessionRows) -> None:
+    added = [await rows.add_event(event(f"e{n}", about=f"m{n % 2}", n=n)) for n in range(20)]
+    numbers = [each.number for each in added if each is not None]
+    assert await rows.weigh_events("sess-1") == (20, sum(len(f'{{"n": {n}}}') for n in range(20)))
+    assert (await rows.trim_events("sess-1", 5, 10**6))[0] == 6
+    kept = await rows.events("sess-1", limit=100)
+    assert [each.number for each in kept] == numbers[14:]
+    assert (kept[0].type, kept[0].data) == ("trimmed", {"events": 15})
+    # A cursor from after it is as good as before; one from before it is told of it, whatever is asked for.
+    assert [each.number for each in await rows.events("sess-1", after=numbers[14], limit=2)] == numbers[15:17]
+    assert [each.type for each in await rows.events("sess-1", limit=9, message="m1")] == ["trimmed", *["tool_call"] * 3]
+    assert [each.type for each in await rows.events("sess-1", limit=9, type="token")] == ["trimmed"]
+    # By their bytes, and what was trimmed before is counted.
+    await rows.trim_events("sess-1", 100, 2 * len('{"n": 19}'))
+    kept = await rows.events("sess-1", limit=100)
+    assert [each.number for each in kept] == numbers[17:]
+    assert kept[0].data == {"events": 18}
+    assert await rows.trim_events("sess-1", 100, 10**6) == await rows.weigh_events("sess-1")
+    assert await rows.events("sess-1", limit=100) == kept
+
+
+async def test_the_last_prompts_are_found_oldest_first(rows: SessionRows) -> None:
+    for number in range(4):
+        await rows.add_message(message(f"m{number}"))
+    assert [each.id for each in await rows.last_messages("sess-1", 2)] == ["m2", "m3"]
+
+
 async def test_a_session_comes_back_as_it_was_kept(rows: SessionRows) -> None:
     await rows.update("sess-1", settings={"env": {"A": "1"}}, spawned_at=1.5, sandbox_status="ready", sandbox_id="box")
     found = await rows.get("sess-1")

@@ -6,12 +6,13 @@ Tokens are kept as SHA-256 digests, secrets only sealed.
 from __future__ import annotations
 
 import builtins
+import secrets
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass, field, fields
 from datetime import datetime
 from typing import Any, TypeVar
 
-from sqlalchemy import Executable, Row, Table, delete, func, insert, select, update
+from sqlalchemy import Executable, Row, Table, Text, cast, delete, func, insert, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from skerry.control.identity import LOCAL
@@ -29,6 +30,8 @@ Run = Callable[[Executable], Awaitable[Sequence[Row[Any]]]]
 Together = Callable[[Callable[[AsyncConnection], Awaitable[Any]]], Awaitable[Any]]
 
 UNDER_WAY = ("pending", "processing")
+TRIMMED = "trimmed"
+"""An event that stands for all before it, which are not kept any more."""
 
 
 @dataclass(slots=True)
@@ -228,6 +231,12 @@ class SessionRows:
         rows = await self._read(select(session_messages).where(*mine).order_by(session_messages.c.number).limit(limit))
         return [MessageRow(**row._mapping) for row in rows]
 
+    async def last_messages(self, session: str, limit: int) -> builtins.list[MessageRow]:
+        """The last so many, oldest first."""
+        mine = select(session_messages).where(session_messages.c.session_id == session)
+        rows = await self._read(mine.order_by(session_messages.c.number.desc()).limit(limit))
+        return [MessageRow(**row._mapping) for row in reversed(rows)]
+
     async def _first(self, session: str, status: str) -> MessageRow | None:
         mine = (session_messages.c.session_id == session, session_messages.c.status == status)
         rows = await self._read(select(session_messages).where(*mine).order_by(session_messages.c.number).limit(1))
@@ -270,10 +279,11 @@ class SessionRows:
         """Oldest first."""
         self._storable({"type": type, "messageId": message})
         mine = select(session_events).where(session_events.c.session_id == session, session_events.c.number > after)
+        missing = session_events.c.type == TRIMMED  # which may have been of that type, or about that message
         if type is not None:
-            mine = mine.where(session_events.c.type == type)
+            mine = mine.where((session_events.c.type == type) | missing)
         if message is not None:
-            mine = mine.where(session_events.c.message_id == message)
+            mine = mine.where((session_events.c.message_id == message) | missing)
         return [EventRow(**r._mapping) for r in await self._read(mine.order_by(session_events.c.number).limit(limit))]
 
     async def last_events(self, session: str, limit: int) -> builtins.list[EventRow]:
@@ -281,6 +291,43 @@ class SessionRows:
         mine = select(session_events).where(session_events.c.session_id == session)
         rows = await self._read(mine.order_by(session_events.c.number.desc()).limit(limit))
         return [EventRow(**row._mapping) for row in reversed(rows)]
+
+    async def weigh_events(self, session: str) -> tuple[int, int]:
+        """How many there are, and how many characters."""
+        size = func.coalesce(func.sum(func.length(cast(session_events.c.data, Text))), 0)
+        mine = select(func.count(), size).where(session_events.c.session_id == session)
+        found: Any = (await self._read(mine))[0]
+        return int(found[0]), int(found[1])
+
+    async def trim_events(self, session: str, most: int, most_bytes: int) -> tuple[int, int]:
+        """Keep the last of them; what stands for the others says how many they were. How much there is then."""
+        mine = session_events.c.session_id == session
+        size = func.length(cast(session_events.c.data, Text)).label("size")
+
+        async def trim(connection: AsyncConnection) -> None:
+            newest = select(session_events.c.number, size).where(mine).order_by(session_events.c.number.desc())
+            kept = bytes = 0
+            last: int | None = None
+            for row in await connection.execute(newest):
+                kept, bytes = kept + 1, bytes + row.size
+                if kept > most or bytes > most_bytes:
+                    last = row.number
+                    break
+            if last is None:
+                return
+            goes = (mine, session_events.c.number <= last)
+            before = select(session_events.c.data).where(*goes, session_events.c.type == TRIMMED)
+            stood_for = sum(int(each.data["events"]) for each in await connection.execute(before))
+            counted = select(func.count(), func.max(session_events.c.at)).where(*goes)
+            gone, until = (await connection.execute(counted)).one()
+            events = gone - (1 if stood_for else 0) + stood_for
+            await connection.execute(delete(session_events).where(mine, session_events.c.number < last))
+            id = f"{TRIMMED}-{secrets.token_hex(8)}"  # which no sandbox can have taken
+            marker = {"id": id, "type": TRIMMED, "message_id": None, "data": {"events": events}, "at": until}
+            await connection.execute(update(session_events).where(session_events.c.number == last).values(marker))
+
+        await self._together(trim)
+        return await self.weigh_events(session)
 
     # -- artifacts and participants ------------------------------------------------------------------------------------
 

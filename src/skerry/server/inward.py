@@ -19,26 +19,31 @@ from uvicorn.protocols.websockets.auto import AutoWebSocketsProtocol
 from uvicorn.server import ServerState
 
 from skerry.agents.sessions.sessions import Sessions
+from skerry.agents.sessions.spawner import CONTROL_PORT
 from skerry.control.actor import SANDBOX, Caller, actor, caller
+from skerry.control.audit import Audit
 from skerry.errors import ForbiddenError
 from skerry.models import KeyScope
 from skerry.server import errors
 from skerry.server import sessions as session_routes
+from skerry.server.closing import Closing
 from skerry.server.errors import error_response
+from skerry.server.witness import Witness
 from skerry.settings import Settings
 
 _WebSockets: Any = AutoWebSocketsProtocol
+_SPEAKER = "skerry.session"
 _SESSION = re.compile(r"/sessions/([^/]+)/")
 
 
 class Inward:
-    def __init__(self, sessions: Sessions, settings: Settings, closing: asyncio.Event) -> None:
+    def __init__(self, sessions: Sessions, settings: Settings, closing: Closing, audit: Audit | None = None) -> None:
         app = FastAPI(title="Skerry", openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False)
         app.state.settings = settings
         app.state.closing = closing
         errors.install(app)
         app.router.routes.extend(session_routes.inside_routes(sessions).routes)
-        self._app = errors.Faults(app)
+        self._app: ASGIApp = Witness(_Only(errors.Faults(app)), audit, access_log=False)
         self._settings = settings
         self.connections: set[asyncio.BaseTransport] = set()
 
@@ -57,7 +62,7 @@ class Inward:
                 over.set()
 
         config = uvicorn.Config(
-            _Only(self._app, session),
+            self._speaking_for(session),
             ws=WebSocket,
             ws_max_size=self._settings.max_json_bytes,
             ws_ping_interval=None,  # the bridge's own heartbeat tells more
@@ -77,19 +82,24 @@ class Inward:
             self.connections.discard(transport)
             transport.abort()
 
+    def _speaking_for(self, session: str) -> ASGIApp:
+        async def app(scope: Scope, receive: Receive, send: Send) -> None:
+            await self._app({**scope, _SPEAKER: session, "server": ("127.0.0.1", CONTROL_PORT)}, receive, send)
+
+        return app
+
 
 class _Only:
     """Lets nothing through but what is about one session."""
 
-    def __init__(self, app: ASGIApp, session: str) -> None:
+    def __init__(self, app: ASGIApp) -> None:
         self._app = app
-        self._session = session
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         actor.set(SANDBOX)
         caller.set(Caller(SANDBOX, scope=KeyScope.READ_ONLY))
         about = _SESSION.match(scope["path"])
-        if about is not None and about[1] != self._session:
+        if about is not None and about[1] != scope[_SPEAKER]:
             refusal = error_response(ForbiddenError("A sandbox speaks for its own session only."))
             if scope["type"] == "websocket":
                 return await _deny(refusal, send)

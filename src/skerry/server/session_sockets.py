@@ -16,6 +16,7 @@ from starlette.websockets import WebSocketDisconnect, WebSocketState
 
 from skerry.agents.sessions.hub import Client
 from skerry.agents.sessions.models import (
+    ClientAnswer,
     ClientPrompt,
     ClientStop,
     Ping,
@@ -27,6 +28,7 @@ from skerry.agents.sessions.models import (
 )
 from skerry.agents.sessions.session import Session
 from skerry.agents.sessions.sessions import Sessions
+from skerry.control.inquiry import inquiry
 from skerry.errors import SkerryError
 from skerry.models import now
 from skerry.server.errors import as_skerry_error, error_response
@@ -41,6 +43,11 @@ WARM_EVERY = 5.0
 SEND_PATIENCE = 30.0
 
 _said: TypeAdapter[Any] = TypeAdapter(Said)
+_ON_RECORD: dict[type, str] = {
+    ClientPrompt: "prompt_session",
+    ClientStop: "stop_session",
+    ClientAnswer: "answer_session_permission",
+}
 
 
 def credentials(connection: HTTPConnection) -> tuple[str, str]:
@@ -198,6 +205,7 @@ async def _inward(sessions: Sessions, session: Session, socket: WebSocket, clien
     warmed = 0.0
     while True:
         said = _understood(await _text(socket))
+        code: str | None = None
         try:
             if isinstance(said, ClientPrompt):
                 wanted = SendPrompt(
@@ -206,10 +214,12 @@ async def _inward(sessions: Sessions, session: Session, socket: WebSocket, clien
                 await sessions.prompt(session, wanted, client.participant.user)
             elif isinstance(said, ClientStop):
                 await session.stop()
+            elif isinstance(said, ClientAnswer):
+                await sessions.answer(session, said.permission_id, said.reply, client.participant.user)
             elif isinstance(said, Typing):
                 if asyncio.get_running_loop().time() - warmed >= WARM_EVERY:
                     warmed = asyncio.get_running_loop().time()
-                    await session.warm()
+                    session.warm()
             elif isinstance(said, Presence):
                 session.hub.present(client, said.status, said.cursor)
             elif isinstance(said, Ping):
@@ -217,7 +227,36 @@ async def _inward(sessions: Sessions, session: Session, socket: WebSocket, clien
             else:
                 client.say({"type": "error", "code": "invalid_request", "message": "That is not understood."})
         except SkerryError as error:
+            code = error.code
             client.say({"type": "error", "code": error.code, "message": error.message})
+        operation = _ON_RECORD.get(type(said))
+        if operation is not None:
+            _put_on_record(sessions, session, client, operation, code)
+
+
+def _put_on_record(sessions: Sessions, session: Session, client: Client, operation: str, code: str | None) -> None:
+    """As the request that would have asked for the same."""
+    asked = inquiry.get()
+    sessions.audit.note(
+        {
+            "actor": "session client",
+            "key": None,
+            "owner": session.row.owner,
+            "user": client.participant.user,
+            "client": "" if asked is None else asked.client,
+            "agent": "" if asked is None else asked.agent,
+            "request_id": "" if asked is None else asked.request_id,
+            "operation": operation,
+            "method": "WEBSOCKET",
+            "sandbox_id": session.row.sandbox_id,
+            "outcome": "ok" if code is None else "failed",
+            "status": None,
+            "code": code,
+            "took": None,
+            "command": None,
+            "details": {"session": session.id},
+        }
+    )
 
 
 async def _text(socket: WebSocket) -> str:

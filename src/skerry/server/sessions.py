@@ -8,6 +8,7 @@ from fastapi import APIRouter, Query, Request, Response, WebSocket
 
 from skerry.agents.sessions.models import (
     AddParticipant,
+    AnswerPermission,
     ArtifactList,
     AskWsToken,
     CreatePullRequest,
@@ -70,6 +71,11 @@ def routes(sessions: Sessions) -> APIRouter:
         await (await sessions.mine(session)).stop()
         return answer(Done())
 
+    @router.post("/sessions/{session}/permissions/{permission}", response_model=Done)
+    async def answer_session_permission(session: str, permission: str, body: AnswerPermission) -> Response:
+        await sessions.answer(await sessions.mine(session), permission, body.reply)
+        return answer(Done())
+
     @router.get("/sessions/{session}/events", response_model=EventList)
     async def list_session_events(
         session: str,
@@ -130,12 +136,6 @@ def inside_routes(sessions: Sessions) -> APIRouter:
     router = noun_router("", "sessions")
 
     _add_routes_of_sandboxes(router, sessions)
-
-    @router.post("/sessions/{session}/pr", status_code=201, response_model=PullRequest)
-    async def create_session_pull_request(request: Request, session: str, body: CreatePullRequest) -> Response:
-        found = await sessions.let_in(session, *session_sockets.credentials(request))
-        return answer(await found.aside(sessions.pull_request(found, body)), 201)
-
     return router
 
 
@@ -149,5 +149,11 @@ def _add_routes_of_sandboxes(router: APIRouter, sessions: Sessions) -> None:
     @router.post("/sandbox/{sandbox}/error", response_model=Done)
     async def report_session_sandbox_error(request: Request, sandbox: str, body: SandboxError) -> Response:
         _, token = session_sockets.credentials(request)
-        await sessions.sandbox_failed(sandbox, token, body.error)
+        await (await sessions.of_sandbox(sandbox, token)).failed(body.error)
         return answer(Done())
+
+    @router.post("/sandbox/{sandbox}/pr", status_code=201, response_model=PullRequest)
+    async def create_agents_pull_request(request: Request, sandbox: str, body: CreatePullRequest) -> Response:
+        _, token = session_sockets.credentials(request)
+        found = await sessions.of_sandbox(sandbox, token)
+        return answer(await found.aside(sessions.pull_request(found, body)), 201)

@@ -28,12 +28,14 @@ from skerry.models import ExecRequest
 from skerry.server.app import create_app
 from skerry.settings import Settings
 
+SLOW = "an agent that is slow to start"
 SCRIPT = Path(__file__).with_name("scripted.py").read_text()
 
 
 def scripted(row: SessionRow, tools: Mapping[str, Any]) -> AgentCommand:
     """The agent with a script, instead of one with a model."""
-    return AgentCommand(("/run/skerry/bin/python3", "-c", SCRIPT, str(AGENT_PORT)))
+    slow = ("after-the-bridge",) if row.title == SLOW else ()
+    return AgentCommand(("/run/skerry/bin/python3", "-c", SCRIPT, str(AGENT_PORT), *slow))
 
 
 class Desk:
@@ -161,7 +163,12 @@ class Watcher:
 
 @asynccontextmanager
 async def desk_of(home: Path, times: Times | None = None, **how: Any) -> AsyncIterator[Desk]:
-    settings = Settings(home=home, pool_size=1 << 28, **how.pop("settings", {}))
+    listener = socket.create_server((how.pop("host", "127.0.0.1"), 0))
+    url = "http://{}:{}".format(*listener.getsockname())
+    wanted = how.pop("settings", {})
+    if how.pop("public", False):
+        wanted = {**wanted, "public_url": url}
+    settings = Settings(home=home, pool_size=1 << 28, **wanted)
     registry = await open_registry(settings)
     try:
         desk: Desk
@@ -172,8 +179,7 @@ async def desk_of(home: Path, times: Times | None = None, **how: Any) -> AsyncIt
         sessions = Sessions(registry, settings, times=times, agent=how.pop("agent", scripted), clock=clock, **how)
         app = create_app(registry, settings, registry.audit, work=sessions)
         server = uvicorn.Server(uvicorn.Config(app, lifespan="off", log_config=None, ws="websockets-sansio"))
-        listener = socket.create_server(("127.0.0.1", 0))
-        desk = Desk(registry, sessions, f"http://127.0.0.1:{listener.getsockname()[1]}")
+        desk = Desk(registry, sessions, url)
         await sessions.open()
         serving = asyncio.ensure_future(server.serve(sockets=[listener]))
         try:

@@ -30,6 +30,9 @@ class Forge:
         self.pulls: list[dict[str, Any]] = []
         self.users: list[str] = []
         """With which tokens the API was asked."""
+        self.open = threading.Event()
+        """Until it is set, git waits."""
+        self.open.set()
         self._server = ThreadingHTTPServer((host, 0), _Handler)
         self._server.forge = self  # type: ignore[attr-defined]
         self.host = f"{host}:{self._server.server_address[1]}"
@@ -78,6 +81,7 @@ class _Handler(BaseHTTPRequestHandler):
         parts = urlsplit(self.path)
         if parts.path.startswith("/api/"):
             return self._api(parts.path.removeprefix("/api"), parse_qs(parts.query), body)
+        self.forge.open.wait(60)
         self._git(parts.path.removeprefix("/git"), parts.query, body)
 
     do_GET = do_POST = serve

@@ -1,6 +1,7 @@
 """An agent with a script: as much of OpenCode's API as the bridge speaks, without a model.
 
-``python scripted.py PORT`` serves until it is killed. What a prompt says is done:
+``python scripted.py PORT`` serves until it is killed; with ``after-the-bridge`` not before that has reached the server.
+What a prompt says is done:
 
     say WORDS       the words are the answer, one event each
     tool TEXT       a tool is called whose output is the text
@@ -8,6 +9,7 @@
     slow N WORDS    as `say`, with N seconds between the words
     hang            no end, until it is aborted
     fail TEXT       the model's error
+    ask TEXT        leave is asked for a tool, and what was answered is its output
 
 Several, with ``;`` between, are done in turn. What was said is kept in a file, as the real one keeps it.
 """
@@ -27,6 +29,8 @@ KEPT = "/var/tmp/scripted.json"
 listeners: list[queue.Queue[dict[str, Any]]] = []
 sessions: dict[str, list[dict[str, Any]]] = {}
 busy: dict[str, threading.Event] = {}
+questions: dict[str, dict[str, Any]] = {}
+answers: dict[str, queue.Queue[str]] = {}
 lock = threading.RLock()
 
 
@@ -117,6 +121,25 @@ class Turn:
                 tell("message.part.updated", part=json.loads(json.dumps(part)))
                 self.end("tool-calls")
                 self.begin()
+            elif word == "ask":
+                id = new("per")
+                questions[id] = {"id": id, "sessionID": self.session, "permission": "bash", "patterns": [rest]}
+                answers[id] = queue.Queue()
+                part = self.part(type="tool", callID=new("call"), tool="bash", state={"status": "running", "input": {}})
+                tell("permission.asked", **questions[id])
+                reply = None
+                while reply is None and not self.stopped.is_set():
+                    try:
+                        reply = answers[id].get(timeout=0.05)
+                    except queue.Empty:
+                        pass
+                questions.pop(id, None)
+                with lock:
+                    part["state"] = {"status": "completed", "input": {}, "output": f"{rest}: {reply}"}
+                    keep()
+                tell("message.part.updated", part=json.loads(json.dumps(part)))
+                self.end("tool-calls")
+                self.begin()
             elif word == "hang":
                 self.stopped.wait()
             elif word == "fail":
@@ -142,6 +165,8 @@ class Handler(BaseHTTPRequestHandler):
             return self.say({"healthy": True, "version": "scripted"})
         if path == "/event":
             return self.stream()
+        if path == "/permission":
+            return self.say(list(questions.values()))
         if path == "/session/status":
             return self.say({session: {"type": "busy"} for session in busy})
         if words[0] == "session" and words[1] in sessions:
@@ -160,6 +185,11 @@ class Handler(BaseHTTPRequestHandler):
         if words[-1] == "abort":
             if words[1] in busy:
                 busy[words[1]].set()
+            return self.say(True)
+        if words[0] == "permission":
+            if words[1] not in questions:
+                return self.say({"name": "NotFoundError"}, 404)
+            answers[words[1]].put(body["reply"])
             return self.say(True)
         if words[-1] == "prompt_async":
             text = body["parts"][0]["text"]
@@ -202,7 +232,14 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(data)
 
 
+def bridged() -> bool:
+    with open("/proc/net/tcp") as file:
+        return any(f":{42042:X} 01 " in line for line in file)
+
+
 if __name__ == "__main__":
+    while "after-the-bridge" in sys.argv and not bridged():
+        time.sleep(0.02)
     try:
         with open(KEPT) as file:
             sessions.update(json.load(file))

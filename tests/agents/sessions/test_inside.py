@@ -8,7 +8,9 @@ import os
 import socket
 import subprocess
 import sys
+import threading
 import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -177,3 +179,106 @@ def test_a_supervisor_that_is_told_to_stop_leaves_nothing_running(place: Path) -
     process.terminate()
     assert process.wait(20) == 0
     assert not [pid for pid in running if Path(f"/proc/{pid}").exists()]
+
+
+RESTARTS = """
+import asyncio, json, os, time
+import supervisor
+from outbox import Outbox
+supervisor.HEALTH_EVERY = 0.02
+slept = []
+rest = asyncio.sleep
+async def sleep(seconds):
+    slept.append(seconds)
+    await rest(0.02 if seconds >= 1 else seconds)
+supervisor.asyncio.sleep = sleep
+agent = {"command": [sys.executable, "-c", AGENT], "port": PORT}
+environ = {"SANDBOX_ID": "s", "SESSION_ID": "x", "CONTROL_PLANE_URL": "http://127.0.0.1:1", "SANDBOX_AUTH_TOKEN": "t",
+           "PATH": os.environ["PATH"], "SESSION_CONFIG": json.dumps({"directory": sys.path[0], "agent": agent})}
+async def main():
+    mine = supervisor.Supervisor(environ)
+    await mine._start_agent()
+    try:
+        await mine._keep_agent()
+    except supervisor.Fatal as error:
+        said = str(error)
+    box = Outbox(sys.path[0] + "/outbox")
+    warned = [box.read(id)["code"] for id in box.waiting()]
+    deaf = "import signal, time; signal.signal(15, signal.SIG_IGN); print(flush=True); time.sleep(99)"
+    stubborn = await asyncio.create_subprocess_exec(sys.executable, "-c", deaf, stdout=asyncio.subprocess.PIPE)
+    await stubborn.stdout.readline()
+    await mine._end(stubborn, 0.2)
+    print(json.dumps([said, warned, [each for each in slept if each >= 1], stubborn.returncode]))
+asyncio.run(main())
+"""
+MORTAL = """
+import http.server, os
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+    def finish(self):
+        super().finish()
+        self.connection.close()
+        os._exit(7)
+http.server.HTTPServer(("127.0.0.1", PORT), Handler).serve_forever()
+"""
+
+
+def test_an_agent_that_dies_again_and_again_is_given_up_and_one_that_will_not_end_is_killed(place: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = str(free.getsockname()[1])
+    code = RESTARTS.replace("AGENT", repr(MORTAL)).replace("PORT", port)
+    said, warned, slept, ended = run(place, code)
+    assert "ended 6 times in a row, last with 7" in said
+    assert warned == ["agent_died"] * 5
+    assert slept == [1, 2, 4, 8, 16]
+    assert ended == -9
+
+
+def test_a_bridge_ends_when_it_is_told_that_nobody_wants_it_and_else_comes_again(place: Path) -> None:
+    asked: list[str] = []
+    answers = iter([503, 401, 403, 404, 410])
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            asked.append(self.headers["X-Sandbox-ID"])
+            self.send_response(next(answers))
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+        def log_message(self, *_: Any) -> None: ...
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
+        environ = {
+            "SANDBOX_ID": "s",
+            "SESSION_ID": "x",
+            "CONTROL_PLANE_URL": f"http://127.0.0.1:{server.server_address[1]}",
+            "SANDBOX_AUTH_TOKEN": "t",
+            "SESSION_CONFIG": json.dumps({"agent": {"port": 1}}),
+        }
+        line = [sys.executable, str(place / "bridge.py")]
+        for comes in (2, 3, 4, 5):  # the first is answered with 503 before 401
+            assert subprocess.run(line, env=environ, timeout=30, check=False).returncode == 0
+            assert asked == ["s"] * comes
+        server.shutdown()
+
+
+def test_what_is_attached_is_given_to_the_agent_in_its_own_form(place: Path) -> None:
+    found = run(
+        place,
+        """
+import json
+from bridge import _part
+own = {"type": "file", "mime": "image/png", "url": "data:image/png;base64,aGk="}
+print(json.dumps([_part(own), _part({"name": "notes.txt", "content": "hi"}),
+                  _part({"name": "a.png", "mimeType": "image/png", "content": "aGk=", "encoding": "base64"}),
+                  _part({"name": "x", "url": "https://example.com/x"})]))
+""",
+    )
+    assert found[0] == {"type": "file", "mime": "image/png", "url": "data:image/png;base64,aGk="}
+    assert found[1] == {**found[0], "mime": "text/plain", "filename": "notes.txt", "url": "data:text/plain;base64,aGk="}
+    assert found[2] == {**found[0], "filename": "a.png"}
+    assert found[3] == {"type": "file", "mime": "text/plain", "filename": "x", "url": "https://example.com/x"}

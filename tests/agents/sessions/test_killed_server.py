@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-import sys
 import tempfile
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
@@ -13,7 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from tests import warm
 from tests.agents.sessions.conftest import Desk
+
+_SERVER = "from runpy import run_module; run_module('tests.agents.sessions.server', run_name='__main__')"
 
 
 @pytest.fixture
@@ -26,8 +28,7 @@ def home() -> Iterator[Path]:
 
 class Process:
     def __init__(self, home: Path) -> None:
-        line = [sys.executable, "-m", "tests.agents.sessions.server", str(home)]
-        self.process = subprocess.Popen(line, stdout=subprocess.PIPE, text=True)
+        self.process = warm.Popen(_SERVER, str(home), stdout=subprocess.PIPE, text=True)
         assert self.process.stdout is not None
         self.url = self.process.stdout.readline().strip()
         assert self.url.startswith("http")

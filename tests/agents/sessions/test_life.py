@@ -50,6 +50,13 @@ STARTS: list[tuple[str, Box, bool, str, float | None]] = [
     ("one that connects is waited for", Box(S.CONNECTING, spawned_at=ago(119)), True, "wait", ago(119) + 120),
     ("for two minutes", Box(S.CONNECTING, spawned_at=ago(120)), True, "spawn", None),
     ("a stuck one is restored if it can be", Box(S.SYNCING, spawned_at=ago(121), snapshot="s"), True, "restore", None),
+    (
+        "one that was heard of while it came is waited for from then on",
+        Box(S.SYNCING, spawned_at=ago(500), heard_at=ago(10)),
+        True,
+        "wait",
+        ago(10) + 120,
+    ),
     ("a warming one is waited for", Box(S.WARMING, spawned_at=ago(1)), True, "wait", ago(1) + 120),
     ("one that lost its connection may come back", Box(S.READY, heard_at=ago(59)), True, "wait", ago(59) + 60),
     ("for a minute", Box(S.READY, heard_at=ago(60), spawned_at=ago(600)), True, "spawn", None),
@@ -110,6 +117,8 @@ def test_only_failures_of_the_last_five_minutes_count(box: Box, count: int) -> N
         (Box(S.CONNECTING, heard_at=ago(91)), False),
         (Box(S.STOPPED, heard_at=ago(9999)), False),
         (Box(S.READY), False),
+        (Box(S.SYNCING, connected=True, heard_at=ago(89)), False),
+        (Box(S.SYNCING, connected=True, heard_at=ago(90)), True),
     ],
 )
 def test_ninety_seconds_without_a_heartbeat_make_it_stale(box: Box, expected: bool) -> None:
@@ -122,6 +131,8 @@ def test_ninety_seconds_without_a_heartbeat_make_it_stale(box: Box, expected: bo
         (Box(S.SPAWNING, spawned_at=ago(119)), False),
         (Box(S.CONNECTING, spawned_at=ago(120)), True),
         (Box(S.SYNCING, spawned_at=ago(120), connected=True), False),
+        (Box(S.SYNCING, spawned_at=ago(500), heard_at=ago(119)), False),
+        (Box(S.SYNCING, spawned_at=ago(500), heard_at=ago(120)), True),
         (Box(S.READY, spawned_at=ago(9999)), False),
         (Box(S.FAILED, spawned_at=ago(9999)), False),
     ],

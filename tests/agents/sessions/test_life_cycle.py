@@ -33,7 +33,7 @@ def agent(row: SessionRow, tools: Mapping[str, Any]) -> AgentCommand:
 async def desk() -> AsyncIterator[Desk]:
     home = Path(tempfile.mkdtemp(prefix="skerry-sessions-"))
     os.chmod(home, 0o711)
-    async with desk_of(home, TIMES, agent=agent) as desk:
+    async with desk_of(home, TIMES, agent=agent, settings={"session_events": 40}) as desk:
         yield desk
     shutil.rmtree(home)
 
@@ -75,6 +75,34 @@ async def test_what_nobody_uses_is_put_away_and_comes_back_as_it_was(desk: Desk)
     assert ended["success"]
     assert await desk.inside(id, "cat /workspace/notes") == "remember me"
     assert (await desk.info(id))["sandboxId"] != first["sandboxId"]
+    await desk.http.delete(f"/sessions/{id}")
+
+
+async def test_a_session_is_completed_when_its_work_is_done_and_its_sandbox_put_away(desk: Desk) -> None:
+    id = await desk.session()
+    async with desk.watch(id) as watcher:
+        await watcher.say(type="prompt", content="; ".join(["tool x"] * 20))
+        await watcher.next("snapshot_saved")
+        assert (await desk.info(id))["status"] == "active"
+
+        # Of its 83 events no more than 40 are kept; one stands for those that are gone.
+        kept = await desk.events(id)
+        assert len(kept) <= 40
+        assert kept[0]["type"] == "trimmed"
+        told = [each["event"]["number"] for each in watcher.seen if each["type"] == "sandbox_event"]
+        gone = [number for number in told if number <= kept[0]["number"]]
+        assert kept[0]["data"]["events"] == len(gone)
+        assert [each["number"] for each in kept[1:]] == told[len(gone) :]
+
+        live = desk.live(id)
+        live._berth.warned = True
+        await idle(desk, id, 901)
+        while (await watcher.next("session_status"))["status"] != "completed":
+            pass
+        assert (await desk.info(id))["sandboxStatus"] == "stopped"
+        await watcher.say(type="prompt", content="say more")
+        assert (await watcher.next("session_status"))["status"] == "active"
+    assert [each["id"] for each in (await desk.http.get("/sessions?status=active")).json()["sessions"]] == [id]
     await desk.http.delete(f"/sessions/{id}")
 
 

@@ -27,8 +27,10 @@ async def desk() -> AsyncIterator[Desk]:
 
 @pytest.fixture(scope="module")
 async def session(desk: Desk, scripted: Model) -> str:
+    permission = {"*": "allow", "bash": {"*": "allow", "rm *": "ask"}}
     return await desk.session(
-        config=config(scripted, key=KEY), egress={"mode": "allowlist", "allow": [f"{HOST}:{scripted.port}"]}
+        config=config(scripted, key=KEY, permission=permission),
+        egress={"mode": "allowlist", "allow": [f"{HOST}:{scripted.port}"]},
     )
 
 
@@ -51,6 +53,22 @@ async def test_three_prompts_one_after_the_other(desk: Desk, session: str, model
     for id in sent:
         assert (await desk.done(session, id))["status"] == "completed"
     assert (await desk.inside(session, "cat /workspace/order")).split() == ["0", "1", "2"]
+
+
+async def test_what_it_asks_is_answered(desk: Desk, session: str, model: Model) -> None:
+    for number, reply in enumerate(("once", "reject")):
+        await desk.inside(session, "touch /workspace/rubbish")
+        model.when(f"tidy {number}", call("bash", command="rm /workspace/rubbish", description="x"), say("tidied"))
+        message = await desk.prompt(session, f"tidy {number}")
+        asked = (await desk.event(session, "permission", messageId=message))["data"]
+        assert (asked["tool"], asked["patterns"]) == ("bash", ["rm /workspace/rubbish"])
+        place = f"/sessions/{session}/permissions"
+        unknown = await desk.http.post(f"{place}/per_nothing", json={"reply": reply})
+        assert unknown.json()["error"]["code"] == "question_not_found"
+        assert (await desk.http.post(f"{place}/{asked['permissionId']}", json={"reply": reply})).status_code == 200
+        await desk.done(session, message)
+        left = await desk.inside(session, "ls /workspace/rubbish 2>/dev/null; true")
+        assert bool(left) is (reply == "reject")
 
 
 async def test_stop(desk: Desk, session: str, model: Model) -> None:

@@ -46,6 +46,7 @@ async def test_a_session_is_its_owners_alone(desk: Desk) -> None:
             ("DELETE", "", None),
             ("POST", "/prompt", {"content": "say x"}),
             ("POST", "/stop", None),
+            ("POST", "/permissions/per_1", {"reply": "once"}),
             ("GET", "/events", None),
             ("GET", "/messages", None),
             ("GET", "/artifacts", None),
@@ -79,7 +80,12 @@ async def test_a_key_that_only_reads_starts_nothing(desk: Desk) -> None:
     async with await someone(desk, "cyd") as cyd, await someone(desk, "cyd", "read-only") as reader:
         id = (await cyd.post("/sessions", json={})).json()["id"]
         assert (await reader.get(f"/sessions/{id}")).status_code == 200
-        for path, body in (("prompt", {"content": "x"}), ("ws-token", {}), ("archive", None)):
+        for path, body in (
+            ("prompt", {"content": "x"}),
+            ("permissions/per_1", {"reply": "once"}),
+            ("ws-token", {}),
+            ("archive", None),
+        ):
             assert (await reader.post(f"/sessions/{id}/{path}", json=body)).status_code == 403
 
 

@@ -6,6 +6,7 @@ import os
 import secrets
 import shutil
 import tempfile
+import time
 from collections.abc import AsyncIterator, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from skerry.control.session_rows import SessionRow
 from tests.agents.conftest import HOST, KEY
 from tests.agents.model import Model, call, config, say
 from tests.agents.search import nothing_inside
-from tests.agents.sessions.conftest import Desk, desk_of
+from tests.agents.sessions.conftest import SLOW, Desk, desk_of
 from tests.agents.sessions.conftest import scripted as scripted_agent
 from tests.agents.sessions.forge import Forge
 
@@ -68,10 +69,28 @@ COMMIT = "cd /workspace/thing && echo two >> file && git add -A && git commit -q
 
 
 @pytest.fixture(scope="module")
-async def session(desk: Desk, forge: Forge) -> str:
-    id = await desk.session(**repository(forge))
-    assert (await desk.ask(id, "say ready"))["status"] == "completed"
-    return id
+async def begun(desk: Desk, forge: Forge) -> tuple[str, list[str]]:
+    """A session with the repository, and what its sandbox was said to be at until the first prompt was done."""
+    id = await desk.session(**repository(forge, title=SLOW))
+    forge.open.clear()
+    async with desk.watch(id) as watcher:
+        await watcher.next("subscribed")
+        message = await desk.prompt(id, "say ready")
+        while (await watcher.next("sandbox_status"))["status"] != "syncing":
+            pass
+        forge.open.set()
+        assert (await desk.done(id, message))["status"] == "completed"
+        await watcher.next("snapshot_saved")
+    return id, [each["status"] for each in watcher.seen if each["type"] == "sandbox_status"]
+
+
+@pytest.fixture(scope="module")
+def session(begun: tuple[str, list[str]]) -> str:
+    return begun[0]
+
+
+def test_who_watches_sees_the_repository_fetched_and_the_agent_started(begun: tuple[str, list[str]]) -> None:
+    assert begun[1][:6] == ["spawning", "connecting", "syncing", "warming", "ready", "running"]
 
 
 async def test_the_repository_is_there_and_commits_are_the_users(desk: Desk, session: str) -> None:
@@ -88,8 +107,11 @@ async def test_a_pull_request_is_pushed_from_inside_and_opened_from_outside(
     desk: Desk, session: str, forge: Forge
 ) -> None:
     sha = (await desk.inside(session, COMMIT)).strip()
-    answer = await desk.http.post(f"/sessions/{session}/pr", json={"title": "Two", "body": "It is two now."})
-    assert answer.status_code == 201, answer.text
+    async with desk.watch(session) as watcher:
+        await watcher.next("subscribed")
+        answer = await desk.http.post(f"/sessions/{session}/pr", json={"title": "Two", "body": "It is two now."})
+        assert answer.status_code == 201, answer.text
+        assert (await watcher.next("artifact_created"))["artifact"]["url"] == answer.json()["url"]
     made = answer.json()
     assert made["headBranch"] == f"skerry/{session}"
     assert made["baseBranch"] == "trunk"
@@ -131,6 +153,21 @@ async def test_a_push_that_fails_says_why(desk: Desk, session: str, forge: Forge
     assert not [pull for pull in forge.pulls if pull["head"] == "never"]
 
 
+async def test_a_push_that_nobody_confirms_is_given_up_in_time(
+    desk: Desk, session: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pushes = desk.live(session)._asking._pushes
+    assert pushes.patience == 180
+    with monkeypatch.context() as patch:
+        patch.setattr(pushes, "patience", 0.3)
+        await desk.inside(session, "kill -STOP $(pgrep -f session/bridge.py)")
+        answer = await desk.http.post(f"/sessions/{session}/pr", json={"title": "x", "headBranch": "silent"})
+        await desk.inside(session, "kill -CONT $(pgrep -f session/bridge.py)")
+    assert (answer.status_code, answer.json()["error"]["code"]) == (502, "push_failed")
+    assert "not pushed within 0.3 seconds" in answer.json()["error"]["message"]
+    assert (await desk.http.post(f"/sessions/{session}/pr", json={"title": "Heard"})).status_code == 201
+
+
 async def test_no_token_is_inside(desk: Desk, session: str) -> None:
     sandbox = desk.live(session).row.sandbox_id
     assert sandbox is not None
@@ -156,7 +193,9 @@ async def test_after_a_restore_the_work_is_fetched_for_but_not_moved(desk: Desk,
     assert now.split() == [mine, theirs]
 
 
-async def test_the_second_session_with_a_repository_finds_it_there(desk: Desk, forge: Forge) -> None:
+async def test_the_second_session_with_a_repository_finds_it_there(
+    desk: Desk, forge: Forge, monkeypatch: pytest.MonkeyPatch
+) -> None:
     warm = desk.sessions.spawner.warm
 
     async def warmed() -> bool:
@@ -182,12 +221,25 @@ async def test_the_second_session_with_a_repository_finds_it_there(desk: Desk, f
     for each in (id, other):
         await desk.http.delete(f"/sessions/{each}")
 
+    # After half an hour it is too old to begin from, and goes.
+    old, later = warm.take(row, TOKEN), time.time() + 1800
+    monkeypatch.setattr(warm, "_clock", lambda: later)
+    assert warm.take(row, TOKEN) is None
+    warm.expire()
+
+    async def gone() -> bool:
+        return old not in [each.id for each in await desk.registry.snapshots.list_()]
+
+    await desk.until(gone)
+
 
 async def test_a_repository_that_is_not_there_is_a_failure_that_says_so(desk: Desk, forge: Forge) -> None:
     id = await desk.session(**repository(forge, repoName="nothing"))
     await desk.prompt(id, "say x")
     failed = await desk.status(id, "failed")
     assert "could not be cloned" in failed["error"]
+    synced = [event["data"]["status"] for event in await desk.events(id, type="git_sync")]
+    assert synced[:2] == ["started", "failed"]
     await desk.http.delete(f"/sessions/{id}")
 
 
@@ -202,7 +254,7 @@ async def test_repositories_are_listed_and_described(desk: Desk) -> None:
 async def test_the_agent_opens_a_pull_request_with_a_tool_of_its_own(desk: Desk, forge: Forge, model: Model) -> None:
     model.when(
         "make it three",
-        call("bash", command="echo three >> file && git commit -qam three", description="x"),
+        call("bash", command="echo three >> file && git commit -qam three && echo loose > loose", description="x"),
         call("skerry_create-pull-request", title="Three", body="By the agent."),
         say("It is open."),
     )
@@ -214,4 +266,12 @@ async def test_the_agent_opens_a_pull_request_with_a_tool_of_its_own(desk: Desk,
     assert (forge.pulls[-1]["title"], forge.pulls[-1]["head"]) == ("Three", f"skerry/{id}")
     calls = [event["data"] for event in await desk.events(id, type="tool_call")]
     assert "was opened" in calls[-1]["output"]
+    patch = (await desk.event(id, "diff"))["data"]["patch"]
+    assert "+three" in patch, "committed"
+    assert "+loose" in patch, "and not"
+    assert await desk.inside(id, "cd /workspace/thing && git status --short") == "?? loose\n"
+    page = (await desk.http.get("/v1/audit", params={"operation": "create_agents_pull_request"})).json()
+    entry = page["entries"][-1]
+    assert (entry["actor"], entry["owner"], entry["outcome"]) == ("sandbox", "local", "ok")
+    assert entry["sandboxId"] == desk.live(id).row.sandbox_id
     await desk.http.delete(f"/sessions/{id}")

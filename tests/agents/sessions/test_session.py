@@ -14,7 +14,7 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from skerry.control.session_rows import EventRow
 from skerry.errors import StoreError
-from tests.agents.sessions.conftest import Desk
+from tests.agents.sessions.conftest import SLOW, Desk
 
 
 @pytest.fixture(scope="module")
@@ -48,6 +48,32 @@ async def test_a_prompt_starts_a_sandbox_and_is_answered(desk: Desk) -> None:
     assert events[-1]["data"]["success"] is True
     info = await desk.info(id)
     assert (info["status"], info["title"], info["processing"]) == ("active", "sums", False)
+    history = (await desk.http.get(f"/v1/sandboxes/{info['sandboxId']}/events")).json()["events"]
+    about = {each["kind"]: each["details"] for each in history if each["kind"].startswith("session_")}
+    assert about["session_created"]["agentSession"].startswith("ses_")
+    assert about["session_message"] == {"session": id, "message": message["id"], "status": "completed"}
+    await desk.http.delete(f"/sessions/{id}")
+
+
+async def test_the_supervisor_finds_in_its_environment_what_it_has_to_know(desk: Desk, session: str) -> None:
+    line = "tr '\\0' '\\n' < /proc/$(pgrep -f session/supervisor.py | head -1)/environ"
+    found = dict(each.split("=", 1) for each in (await desk.inside(session, line)).splitlines() if "=" in each)
+    assert (found["SESSION_ID"], found["SANDBOX_ID"]) == (session, desk.live(session).row.sandbox_id)
+    assert found["CONTROL_PLANE_URL"] == "http://127.0.0.1:42042"
+    assert (found["RESTORED_FROM_SNAPSHOT"], found["SANDBOX_SLEEP_AFTER"]) == ("false", "1h")
+    assert found["SANDBOX_INACTIVITY_TIMEOUT_MS"] == "600000"
+    assert {"REPO_OWNER", "REPO_NAME", "SANDBOX_AUTH_TOKEN", "SESSION_CONFIG"} <= set(found)
+    assert not {"GITHUB_APP_TOKEN", "ANTHROPIC_API_KEY"} & set(found)
+
+
+async def test_a_sandbox_says_what_it_is_at_until_it_is_ready(desk: Desk) -> None:
+    id = await desk.session(title=SLOW)
+    async with desk.watch(id) as watcher:
+        await watcher.next("subscribed")
+        await watcher.say(type="prompt", content="say hello")
+        await watcher.next("snapshot_saved")
+    told = [each["status"] for each in watcher.seen if each["type"] == "sandbox_status"]
+    assert told[:5] == ["spawning", "connecting", "warming", "ready", "running"]
     await desk.http.delete(f"/sessions/{id}")
 
 
@@ -160,6 +186,89 @@ async def test_a_killed_agent_fails_its_prompt_and_is_started_again(desk: Desk, 
     assert (await desk.ask(session, "say back again"))["status"] == "completed"
     warnings = await desk.events(session, type="warning")
     assert any(event["data"].get("code") == "agent_died" for event in warnings)
+
+
+# -- what the agent asks -----------------------------------------------------------------------------------------------
+
+
+async def question(desk: Desk, session: str, message: str) -> str:
+    asked = await desk.event(session, "permission", messageId=message)
+    assert (asked["data"]["tool"], asked["data"]["patterns"]) == ("bash", ["rm -r build"])
+    return str(asked["data"]["permissionId"])
+
+
+async def test_a_question_of_the_agents_is_answered_over_the_api(desk: Desk, session: str) -> None:
+    message = await desk.prompt(session, "ask rm -r build; say done")
+    id = await question(desk, session, message)
+    place = f"/sessions/{session}/permissions"
+    nothing = await desk.http.post(f"{place}/per_nothing", json={"reply": "once"})
+    assert (nothing.status_code, nothing.json()["error"]["code"]) == (404, "question_not_found")
+    assert (await desk.http.post(f"{place}/{id}", json={"reply": "perhaps"})).status_code == 400
+    assert (await desk.http.post(f"{place}/{id}", json={"reply": "reject"})).status_code == 200
+    assert (await desk.done(session, message))["status"] == "completed"
+    answered = await desk.event(session, "permission_answered", messageId=message)
+    assert answered["data"] == {
+        **{"permissionId": id, "reply": "reject", "messageId": message},
+        "author": "local client",
+    }
+    outputs = [event["data"].get("output") for event in await desk.events(session, type="tool_call", messageId=message)]
+    assert outputs[-1] == "rm -r build: reject"
+    late = await desk.http.post(f"{place}/{id}", json={"reply": "once"})
+    assert (late.status_code, late.json()["error"]["code"]) == (404, "question_not_found")
+
+
+async def test_a_question_of_the_agents_is_answered_over_the_websocket(desk: Desk, session: str) -> None:
+    async with desk.watch(session) as watcher:
+        await watcher.next("subscribed")
+        await watcher.say(type="prompt", content="ask rm -r build; say done")
+        while (event := (await watcher.next("sandbox_event"))["event"])["type"] != "permission":
+            pass
+        await watcher.say(type="answer", permissionId="per_nothing", reply="once")
+        assert (await watcher.next("error"))["code"] == "question_not_found"
+        await watcher.say(type="answer", permissionId=event["permissionId"], reply="always")
+        while (event := (await watcher.next("sandbox_event"))["event"])["type"] != "permission_answered":
+            pass
+        assert event["reply"] == "always"
+        while event["type"] != "execution_complete":
+            event = (await watcher.next("sandbox_event"))["event"]
+        assert event["success"]
+    # On record as if it had been asked for by a request.
+    entries = (await desk.http.get("/v1/audit", params={"actor": "session client", "limit": 3})).json()["entries"]
+    assert [(each["operation"], each["code"], each["user"]) for each in entries] == [
+        ("answer_session_permission", None, "local client"),
+        ("answer_session_permission", "question_not_found", "local client"),
+        ("prompt_session", None, "local client"),
+    ]
+
+
+async def test_a_question_is_not_lost_with_the_bridge_nor_asked_twice(desk: Desk, session: str) -> None:
+    message = await desk.prompt(session, "slow 0.5 one two; ask rm -r build; say done")
+    await desk.event(session, "token", messageId=message)
+    first = await _bridge(desk, session)
+    await desk.inside(session, f"kill -STOP {first}")
+    await desk.until(lambda: _asks(desk, session))
+    await desk.inside(session, f"kill -KILL {first}")
+    id = await question(desk, session, message)
+    second = await desk.until(lambda: _bridge(desk, session, but=first))
+    await desk.inside(session, f"kill -KILL {second}")
+    await desk.until(lambda: _answered(desk, session, id))
+    assert (await desk.done(session, message))["status"] == "completed"
+    assert len(await desk.events(session, type="permission", messageId=message)) == 1
+
+
+async def _bridge(desk: Desk, session: str, but: str = "") -> str:
+    found = (await desk.inside(session, "pgrep -f session/bridge.p[y]; true")).split()
+    return next((pid for pid in found if pid != but), "")
+
+
+async def _asks(desk: Desk, session: str) -> bool:
+    return "rm -r build" in await desk.inside(session, "curl -s http://127.0.0.1:4096/permission")
+
+
+async def _answered(desk: Desk, session: str, id: str) -> bool:
+    """A bridge that is just being started again is waited for."""
+    answer = await desk.http.post(f"/sessions/{session}/permissions/{id}", json={"reply": "once"})
+    return answer.status_code == 200
 
 
 # -- those who watch ---------------------------------------------------------------------------------------------------

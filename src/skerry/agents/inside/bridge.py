@@ -7,20 +7,22 @@ bridge may be killed at any moment; the next one takes the turn up where it is.
 from __future__ import annotations
 
 import asyncio
-import hashlib
+import base64
 import json
+import mimetypes
 import os
 import sys
 import time
-from collections import Counter
 from typing import Any
-from urllib.parse import urlencode
+from urllib.parse import quote, urlencode
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 
-import git
+import ending
 import places
 from outbox import Event, Outbox
+from repository import Repository
+from said import Said
 from speech import Failed, Speaker
 from turn import Turn
 from websocket import Closed, Refused, WebSocket, connect
@@ -34,10 +36,6 @@ LOOK_EVERY = 1.0
 AGENT_PATIENCE = 60.0
 """Seconds that an agent whose connection broke has to answer again."""
 ABORT_PATIENCE = 10.0
-TOKENS_EVERY = 0.1
-"""Of the answer so far at most one event in so many seconds."""
-GIT_PATIENCE = 150.0
-LARGEST_PATCH = 2**20
 
 
 class Over(Exception):
@@ -66,15 +64,22 @@ class Bridge:
         user = ("opencode", password) if password else None
         self.agent = Speaker(f"http://127.0.0.1:{agent['port']}", user=user)
         self.outbox = Outbox(places.OUTBOX)
+        self.repository = Repository(self.directory, self.config.get("branch"), self._emit)
         self.state = places.read_json(places.STATE)
         self.fresh = asyncio.Event()
         """Something is in the outbox."""
+        self.nudged = asyncio.Event()
+        """The supervisor has something to say: an event, or what it is at."""
         self.working: asyncio.Task[None] | None = None
         self.aborting: asyncio.Task[None] | None = None
         self.others: set[asyncio.Task[None]] = set()
         self.socket: WebSocket | None = None
 
     async def run(self) -> None:
+        try:
+            asyncio.get_running_loop().add_reader(sys.stdin, self._nudge)
+        except (OSError, ValueError):
+            pass  # started by hand; what the supervisor says is seen a little later
         if self.current is not None:
             self.working = asyncio.ensure_future(self._turn(self.current, resumed=True))
         attempt = 0
@@ -109,24 +114,19 @@ class Bridge:
                 attempt += 1
         finally:
             tasks = [task for task in (self.working, self.aborting, *self.others) if task is not None]
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await ending.end(tasks)
 
     # -- the control plane ---------------------------------------------------------------------------------------------
 
     async def _attend(self, socket: WebSocket) -> None:
         self.socket = socket
-        await self._say({"type": "ready", "agentSession": self._agent_session(), "messageId": self._at()})
         tasks = [asyncio.ensure_future(each) for each in (self._listen(socket), self._send(socket), self._beat())]
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
                 task.result()
         finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await ending.end(tasks)
 
     async def _say(self, message: Event) -> None:
         socket = self.socket
@@ -135,9 +135,29 @@ class Bridge:
             await socket.send(json.dumps(said))
 
     async def _beat(self) -> None:
+        """That it lives and what it is at: now and then, and at once when that changes; once that it is ready."""
+        told = None
         while True:
-            await self._say({"type": "heartbeat", "status": "ready" if self._at() is None else "running"})
-            await asyncio.sleep(HEARTBEAT)
+            self.nudged.clear()
+            phase = self._phase()
+            if phase == "ready" and told != "ready":
+                await self._say({"type": "ready", "agentSession": self._agent_session(), "messageId": self._at()})
+            told = phase
+            status = phase if phase != "ready" or self._at() is None else "running"
+            await self._say({"type": "heartbeat", "status": status})
+            try:
+                await asyncio.wait_for(self.nudged.wait(), HEARTBEAT)
+            except asyncio.TimeoutError:
+                pass
+
+    def _nudge(self) -> None:
+        if not os.read(sys.stdin.fileno(), 4096):
+            asyncio.get_running_loop().remove_reader(sys.stdin)
+        self.nudged.set()
+        self.fresh.set()
+
+    def _phase(self) -> str:
+        return str(places.read_json(places.PHASE).get("phase", "ready"))
 
     async def _send(self, socket: WebSocket) -> None:
         """All that waits, in order, and then what comes. Those that are not acknowledged are sent again next time."""
@@ -174,12 +194,16 @@ class Bridge:
             self._prompt(command)
         elif kind == "stop":
             self._stop(command.get("messageId"))
+        elif kind == "answer":
+            self._beside(self._answer(str(command.get("permissionId")), command))
         elif kind == "push":
-            self._beside(self._push(str(command.get("branchName"))))
+            self._beside(self.repository.push(str(command.get("branchName"))))
         elif kind == "snapshot":
             await self._say({"type": "snapshot_ready", "snapshotId": command.get("snapshotId")})
         elif kind == "refresh_diff":
-            self._beside(self._diff())
+            self._beside(self.repository.tell_changes())
+        elif kind == "git_sync_complete":
+            self.nudged.set()  # somebody has brought the repository up to date; what it is at is said anew
         elif kind == "shutdown":
             raise Over
 
@@ -229,7 +253,7 @@ class Bridge:
     async def _turn(self, current: dict[str, Any], resumed: bool = False) -> None:
         """One prompt, from beginning to end. Whatever happens, the last event is ``execution_complete``."""
         message = current["messageId"]
-        said = _Said(message, self._emit)
+        said = Said(message, self._emit)
         if resumed:
             said.recall(self.outbox)
         else:
@@ -252,7 +276,7 @@ class Bridge:
         if following is not None:
             self.working = asyncio.ensure_future(self._turn(following))
 
-    async def _work(self, current: dict[str, Any], said: _Said, resumed: bool) -> None:
+    async def _work(self, current: dict[str, Any], said: Said, resumed: bool) -> None:
         await self._agent_answers()
         session = await self._ensure_session()
         turn = Turn(session, current["prompt"])
@@ -275,6 +299,8 @@ class Bridge:
                         elif resumed:
                             await self._catch_up(session, current, turn, said)
                     said.take(turn.feed(event))
+                    if turn.gave_up:
+                        await self._ask_to_stop()
                     if said.complete:
                         break
             except OSError:
@@ -288,7 +314,7 @@ class Bridge:
     async def _ask(self, session: str, current: dict[str, Any]) -> None:
         body: dict[str, Any] = {
             "messageID": current["prompt"],
-            "parts": [{"type": "text", "text": current["content"]}, *current.get("attachments", [])],
+            "parts": [{"type": "text", "text": current["content"]}, *map(_part, current.get("attachments", []))],
         }
         if current.get("system"):
             body["system"] = current["system"]
@@ -297,15 +323,21 @@ class Bridge:
             body["model"] = {"providerID": provider, "modelID": model}
         await self.agent.ask("POST", f"/session/{session}/prompt_async?{self._where()}", body)
 
-    async def _catch_up(self, session: str, current: dict[str, Any], turn: Turn, said: _Said) -> None:
+    async def _catch_up(self, session: str, current: dict[str, Any], turn: Turn, said: Said) -> None:
         """What was missed, from what the agent has written down."""
         busy = await self.agent.ask("GET", f"/session/status?{self._where()}")
         mine = await self._messages(session)
         if not _knows(mine, current["prompt"]):
             return await self._ask(session, current)  # killed before it could be asked
         said.take(turn.catch_up(mine, not isinstance(busy, dict) or session in busy))
+        try:
+            questions = await self.agent.ask("GET", f"/permission?{self._where()}")
+        except Failed:
+            return  # one that never asks
+        for question in questions or []:
+            said.take(turn.feed({"type": "permission.asked", "properties": question}))
 
-    async def _post_mortem(self, session: str, current: dict[str, Any], turn: Turn, said: _Said) -> None:
+    async def _post_mortem(self, session: str, current: dict[str, Any], turn: Turn, said: Said) -> None:
         """The agent is another one. What the one before had written down is said, and that it is gone."""
         mine = await self._messages(session)
         answers = [each["info"] for each in mine if each["info"].get("parentID") == current["prompt"]]
@@ -333,7 +365,7 @@ class Bridge:
                 working.cancel()
                 await asyncio.gather(working, return_exceptions=True)
                 await self._ask_to_stop()
-                _Said(current["messageId"], self._emit).fail("It was stopped.", "aborted")
+                Said(current["messageId"], self._emit).fail("It was stopped.", "aborted")
                 self._done(current["messageId"])
         finally:
             self.aborting = None
@@ -356,7 +388,9 @@ class Bridge:
                 await self.agent.ask("GET", "/global/health", patience=5)
                 return
             except (OSError, Failed):
-                if time.monotonic() > until:
+                if self._phase() != "ready":
+                    until = time.monotonic() + AGENT_PATIENCE
+                elif time.monotonic() > until:
                     raise AgentDied("The agent ended in the middle of the turn, and does not come back.") from None
             await asyncio.sleep(0.2)
 
@@ -382,107 +416,45 @@ class Bridge:
         session = str(made["id"])
         with open(places.AGENT_SESSION, "w", encoding="utf-8") as file:
             file.write(session)
+        try:
+            await self._say({"type": "ready", "agentSession": session, "messageId": self._at()})
+        except Closed:
+            pass  # it is said to each new connection
         return session
 
     def _where(self) -> str:
         return urlencode({"directory": self.directory})
 
-    # -- git -----------------------------------------------------------------------------------------------------------
-
-    async def _push(self, branch: str) -> None:
-        if branch.startswith("-"):
-            return self._emit({"type": "push_error", "branchName": branch, "error": "That is no branch."})
-        code, said = await self._git("push", "origin", f"HEAD:refs/heads/{branch}")
-        if code:
-            return self._emit({"type": "push_error", "branchName": branch, "error": said[-2000:].strip()})
-        _, sha = await self._git("rev-parse", "HEAD")
-        self._emit({"type": "push_complete", "branchName": branch, "sha": sha.strip()})
-
-    async def _diff(self) -> None:
-        code, patch = await self._git("diff", "HEAD")
-        if not code:
-            self._emit({"type": "diff", "patch": patch[:LARGEST_PATCH], "truncated": len(patch) > LARGEST_PATCH})
-
-    async def _git(self, *words: str) -> tuple[int, str]:
-        own = ("SANDBOX_AUTH_TOKEN", "SESSION_CONFIG")
-        environ = {name: value for name, value in os.environ.items() if name not in own}
-        return await git.run(words, self.directory, environ, GIT_PATIENCE)
-
-
-class _Said:
-    """What was said about one prompt: nothing twice, the answer so far not too often, and an end once."""
-
-    def __init__(self, message: str, emit: Any) -> None:
-        self.message = message
-        self._put = emit
-        self.complete = False
-        self._known: Counter[str] = Counter()
-        self._token: Event | None = None
-        self._content = ""
-        self._at = 0.0
-
-    def forget(self) -> None:
-        open(places.SAID, "w").close()
-
-    def recall(self, outbox: Outbox) -> None:
-        """After a death: what was written down, and what is in the outbox and was not written down any more."""
+    async def _answer(self, permission: str, command: dict[str, Any]) -> None:
+        """To a question of the agent's. What it says to that is an event; who asked waits for it."""
+        told = {"permissionId": permission, "messageId": self._at(), "reply": command.get("reply")}
+        if command.get("author"):
+            told["author"] = command["author"]
         try:
-            with open(places.SAID, encoding="utf-8") as file:
-                self._known = Counter(file.read().split())
-        except OSError:
-            pass
-        waiting = [event for event in map(outbox.read, outbox.waiting()) if event is not None]
-        self._known |= Counter(_key(event) for event in waiting if event.get("messageId") == self.message)
-
-    def _emit(self, event: Event) -> None:
-        self._put(event)  # first: rather twice than never
-        with open(places.SAID, "a", encoding="utf-8") as file:
-            file.write(_key(event) + "\n")
-
-    def take(self, events: list[Event]) -> None:
-        for event in events:
-            event = {**event, "messageId": self.message}
-            if event["type"] == "token":
-                self._answer(event)
-                continue
-            key = _key(event)
-            if self._known[key] > 0:
-                self._known[key] -= 1
-                continue
-            self.flush()
-            self._emit(event)
-            if event["type"] == "execution_complete":
-                self.complete = True
-                return
-
-    def _answer(self, event: Event) -> None:
-        if event.get("content") == self._content:
-            return
-        self._token = event
-        if time.monotonic() - self._at >= TOKENS_EVERY:
-            self.flush()
-
-    def flush(self) -> None:
-        if self._token is not None:
-            self._content, self._at = self._token["content"], time.monotonic()
-            self._emit(self._token)
-            self._token = None
-
-    def fail(self, error: str, code: str) -> None:
-        self.flush()
-        self.complete = True
-        self._emit({"type": "error", "messageId": self.message, "error": error, "code": code})
-        ended = {"type": "execution_complete", "success": False, "error": error, "code": code}
-        self._emit({**ended, "messageId": self.message})
-
-
-def _key(event: Event) -> str:
-    said = {name: value for name, value in event.items() if name != "id"}
-    return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()[:24]
+            path = f"/permission/{quote(permission, safe='')}/reply?{self._where()}"
+            await self.agent.ask("POST", path, {"reply": command.get("reply")})
+        except (Failed, OSError) as error:
+            code = "question_not_found" if getattr(error, "status", 0) in (400, 404) else "agent_failed"
+            return self._emit({"type": "permission_error", **told, "error": str(error), "code": code})
+        self._emit({"type": "permission_answered", **told})
 
 
 def _knows(messages: list[dict[str, Any]], id: str) -> bool:
     return any(each["info"].get("id") == id for each in messages)
+
+
+def _part(attachment: dict[str, Any]) -> dict[str, Any]:
+    """What is attached, as the agent wants it: a file with an address, which may hold all of it."""
+    if "mime" in attachment or not ("url" in attachment or "content" in attachment):
+        return attachment  # the agent's own form
+    mime = attachment.get("mimeType") or mimetypes.guess_type(str(attachment.get("name")))[0] or "text/plain"
+    url = attachment.get("url")
+    if url is None:
+        content = str(attachment["content"])
+        if attachment.get("encoding") != "base64":
+            content = base64.b64encode(content.encode()).decode()
+        url = f"data:{mime};base64,{content}"
+    return {"type": "file", "mime": mime, "filename": str(attachment.get("name") or "attachment"), "url": url}
 
 
 def message_id() -> str:

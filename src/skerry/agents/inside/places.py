@@ -16,6 +16,9 @@ AGENT = os.path.join(HERE, "agent.json")
 """Which start of the agent is the present one; written by the supervisor."""
 ACCESS = os.path.join(HERE, "access.json")
 """How the control plane is reached, for the agent's tools."""
+PHASE = os.path.join(HERE, "phase.json")
+"""What the supervisor is at: fetching the repository, starting the agent, or through with both."""
+INDEX = os.path.join(HERE, "diff.index")
 LOG = os.path.join(HERE, "agent.log")
 AGENT_SESSION = "/tmp/opencode-session-id"
 
@@ -27,6 +30,13 @@ def read_json(path: str) -> dict[str, Any]:
     except (OSError, ValueError):
         return {}
     return found if isinstance(found, dict) else {}
+
+
+def remove(path: str) -> None:
+    try:
+        os.unlink(path)
+    except FileNotFoundError:
+        pass
 
 
 def write_json(path: str, value: dict[str, Any]) -> None:

@@ -55,7 +55,7 @@ def _call(arguments: dict[str, Any]) -> dict[str, Any]:
     wanted = {name: arguments[name] for name in ("title", "body", "baseBranch") if arguments.get(name)}
     headers = {"Authorization": f"Bearer {access['token']}", "X-Sandbox-ID": access["sandbox"]}
     try:
-        asking = Speaker(access["url"], headers).ask("POST", f"/sessions/{access['session']}/pr", wanted, PATIENCE)
+        asking = Speaker(access["url"], headers).ask("POST", f"/sandbox/{access['sandbox']}/pr", wanted, PATIENCE)
         made = asyncio.run(asking)
     except (Failed, OSError) as error:
         return {"content": [{"type": "text", "text": f"No pull request was made. {error}"}], "isError": True}

@@ -9,6 +9,8 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Any
 from urllib.parse import urlsplit
 
+from reach import reach
+
 LARGEST = 64 * 2**20
 
 
@@ -73,14 +75,7 @@ class Speaker:
     async def _send(
         self, method: str, path: str, body: Any, accept: str
     ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter, int, dict[str, str]]:
-        safe = self._parts.scheme == "https"
-        context: Any = None
-        if safe:
-            import ssl
-
-            context = ssl.create_default_context()
-        port = self._parts.port or (443 if safe else 80)
-        reader, writer = await asyncio.open_connection(self._parts.hostname, port, ssl=context, limit=1 << 20)
+        reader, writer = await reach(self._parts)
         try:
             data = b"" if body is None else json.dumps(body).encode()
             lines = {"Host": self._parts.netloc, "Accept": accept, "Connection": "close", **self._headers}

@@ -12,6 +12,7 @@ from typing import Any
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 
+import ending
 import git
 import places
 from outbox import Outbox
@@ -24,6 +25,7 @@ LONGEST_BACKOFF = 60.0
 BRIDGE_GRACE = 5.0
 AGENT_GRACE = 10.0
 GIT_PATIENCE = 600.0
+DELIVERY_LOOKS = 40
 SETTLED = 300.0
 """After so many seconds without a death, those before are forgotten."""
 DEPTH = "100"
@@ -55,6 +57,7 @@ class Supervisor:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self.stopping.set)
+        self._phase("syncing" if self.config.get("repoUrl") else "warming")  # before there is a bridge to read it
         access = {"url": self.control, "token": self.token, "sandbox": self.sandbox, "session": self.session}
         places.write_json(places.ACCESS, access)
         work = asyncio.ensure_future(self._work())
@@ -66,23 +69,43 @@ class Supervisor:
                 work.result()
         except Fatal as error:
             code = 1
+            await self._delivered()
             await self._report(str(error))
         except Exception as error:  # noqa: BLE001 - whatever it is, the control plane is to know
             code = 1
             await self._report(f"The supervisor failed: {type(error).__name__}: {error}")
         finally:
-            work.cancel()
-            stop.cancel()
-            await asyncio.gather(work, stop, return_exceptions=True)
+            await ending.end([work, stop])
             await self._end(self.bridge, BRIDGE_GRACE)
             await self._end(self.agent, AGENT_GRACE)
         return code
 
     async def _work(self) -> None:
+        # The bridge comes first: what the others are at is seen while they are at it.
+        tasks = [asyncio.ensure_future(each) for each in (self._keep_bridge(), self._prepare_and_keep_agent())]
+        try:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+        finally:
+            await ending.end(tasks)
+
+    async def _prepare_and_keep_agent(self) -> None:
         await self._repository()
         await self._identity()
+        self._phase("warming")
         await self._start_agent()
-        await asyncio.gather(self._keep_agent(), self._keep_bridge())
+        self._phase("ready")
+        await self._keep_agent()
+
+    def _phase(self, phase: str) -> None:
+        places.write_json(places.PHASE, {"phase": phase})
+        self._nudge()
+
+    def _nudge(self) -> None:
+        """Have the bridge look at once."""
+        if self.bridge is not None and self.bridge.returncode is None and self.bridge.stdin is not None:
+            self.bridge.stdin.write(b"\n")
 
     # -- the repository ------------------------------------------------------------------------------------------------
 
@@ -194,7 +217,9 @@ class Supervisor:
         script = os.path.join(os.path.dirname(os.path.abspath(__file__)), "bridge.py")
         while True:
             began = asyncio.get_running_loop().time()
-            self.bridge = await asyncio.create_subprocess_exec(*self.python, script, env=env, cwd="/")
+            self.bridge = await asyncio.create_subprocess_exec(
+                *self.python, script, env=env, cwd="/", stdin=asyncio.subprocess.PIPE
+            )
             if await self.bridge.wait() == 0:
                 self.stopping.set()  # told to, or there is nobody to work for
                 return
@@ -207,6 +232,14 @@ class Supervisor:
 
     def _tell(self, type: str, **fields: Any) -> None:
         self.outbox.add({"type": type, **fields})
+        self._nudge()
+
+    async def _delivered(self) -> None:
+        """Leave the bridge a moment for what was said last: it tells why all this ends."""
+        for _ in range(DELIVERY_LOOKS):
+            if not self.outbox.waiting():
+                return
+            await asyncio.sleep(0.05)
 
     async def _report(self, error: str) -> None:
         print(error, file=sys.stderr, flush=True)

@@ -10,6 +10,8 @@ import struct
 from typing import Any
 from urllib.parse import urlsplit
 
+from reach import reach
+
 LARGEST = 64 * 2**20
 _MAGIC = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
 _TEXT, _BINARY, _CLOSE, _PING, _PONG = 1, 2, 8, 9, 10
@@ -107,16 +109,8 @@ class WebSocket:
 async def connect(url: str, headers: dict[str, str], patience: float = 20.0) -> WebSocket:
     """Raises ``Refused``, or ``OSError`` where nobody answers."""
     parts = urlsplit(url)
-    safe = parts.scheme in ("https", "wss")
-    context: Any = None
-    if safe:
-        import ssl
-
-        context = ssl.create_default_context()
-    port = parts.port or (443 if safe else 80)
-    opening = asyncio.open_connection(parts.hostname, port, ssl=context, limit=1 << 20)
     try:
-        reader, writer = await asyncio.wait_for(opening, patience)
+        reader, writer = await asyncio.wait_for(reach(parts), patience)
     except asyncio.TimeoutError:
         raise OSError("The control plane does not answer.") from None
     try:

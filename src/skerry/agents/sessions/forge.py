@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Any, Protocol
 from urllib.parse import quote, urlsplit
 
@@ -42,15 +43,21 @@ class Forge(Protocol):
 class GitHub:
     def __init__(self, settings: Settings) -> None:
         self._git = settings.forge_git_url.rstrip("/")
-        self._http = httpx.AsyncClient(
-            base_url=settings.forge_url.rstrip("/"),
+        self._url = settings.forge_url.rstrip("/")
+
+    @cached_property
+    def _http(self) -> httpx.AsyncClient:
+        # To read all certificates there are takes long, and most servers ask for nothing.
+        return httpx.AsyncClient(
+            base_url=self._url,
             timeout=PATIENCE,
             trust_env=True,
             headers={"Accept": "application/vnd.github+json", "User-Agent": "skerry"},
         )
 
     async def close(self) -> None:
-        await self._http.aclose()
+        if "_http" in self.__dict__:
+            await self._http.aclose()
 
     def clone_url(self, owner: str, name: str) -> str:
         return f"{self._git}/{quote(owner)}/{quote(name)}.git"

@@ -77,11 +77,12 @@ def start(box: Box, now: float, times: Times, *, snapshots: bool) -> Decision:
         return Decision("refuse", f"It could not be started {box.failures} times in a row.", again)
     fresh = "restore" if box.snapshot is not None and snapshots else "spawn"
     if box.status in COMING and box.spawned_at is not None:
-        if now - box.spawned_at < times.stuck:
-            return Decision("wait", "It was started and has not come yet.", box.spawned_at + times.stuck)
+        last = _last(box)
+        if now - last < times.stuck:
+            return Decision("wait", "It was started and has not come yet.", last + times.stuck)
         return _begin(fresh, "It was started and never came.")
     if box.status in THERE:
-        last = max(box.heard_at or 0.0, box.spawned_at or 0.0)
+        last = _last(box)
         if now - last < times.reconnect:
             return Decision("wait", "It may come back.", last + times.reconnect)
         return _begin(fresh, "It has not come back.")
@@ -97,6 +98,11 @@ def _begin(how: str, reason: str) -> Decision:
     return Decision("restore" if how == "restore" else "spawn", reason)
 
 
+def _last(box: Box) -> float:
+    """When there was last a sign of it."""
+    return max(box.heard_at or 0.0, box.spawned_at or 0.0)
+
+
 def broken(box: Box, now: float, times: Times) -> bool:
     """Whether so many starts failed that no more are tried for now."""
     return box.failures >= times.breaker_failures and now - (box.failed_at or 0.0) < times.breaker_window
@@ -110,13 +116,14 @@ def failures(box: Box, now: float, times: Times) -> int:
 
 def stale(box: Box, now: float, times: Times) -> bool:
     """Whether it is silent for too long to be alive."""
-    return box.status in THERE and box.heard_at is not None and now - box.heard_at >= times.heartbeat
+    there = box.status in THERE or (box.status in COMING and box.connected)
+    return there and box.heard_at is not None and now - box.heard_at >= times.heartbeat
 
 
 def late(box: Box, now: float, times: Times) -> bool:
-    """Whether it was started and does not come."""
+    """Whether it was started and does not come. One that is there may clone for longer than that."""
     waiting = box.status in COMING and not box.connected and box.spawned_at is not None
-    return waiting and now - (box.spawned_at or 0.0) >= times.stuck
+    return waiting and now - _last(box) >= times.stuck
 
 
 def idleness(box: Box, now: float, times: Times, *, clients: int, busy: bool) -> Idleness:

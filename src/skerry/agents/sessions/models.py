@@ -45,6 +45,9 @@ class MessageStatus(StrEnum):
     FAILED = "failed"
 
 
+PermissionReply = Literal["once", "always", "reject"]
+
+
 class CreateSession(Request):
     title: str | None = Field(None, max_length=500)
     repo_owner: RepoWord | None = None
@@ -73,6 +76,12 @@ class SendPrompt(Request):
     model: str | None = Field(None, max_length=200)
     source: str = Field("api", max_length=50)
     attachments: list[dict[str, Any]] = Field(default_factory=list, max_length=50)
+
+
+class AnswerPermission(Request):
+    """What the agent may do: this time, from now on, or not."""
+
+    reply: PermissionReply
 
 
 class AddParticipant(Request):
@@ -156,6 +165,14 @@ class EventList(Result):
     has_more: bool = False
 
 
+class SessionNews(Result):
+    """Something that those who watch are told: an event of the sandbox's, or how things stand."""
+
+    type: str = Field(description="`sandbox_event`, `sandbox_status`, `session_status`, `prompt_queued`, …")
+    event: EventInfo | None = Field(None, description="Of a `sandbox_event`.")
+    data: dict[str, Any] = Field(default_factory=dict, description="Of all others.")
+
+
 class ArtifactInfo(Result):
     id: str
     type: str
@@ -233,6 +250,12 @@ class ClientStop(Request):
     type: Literal["stop"]
 
 
+class ClientAnswer(Request):
+    type: Literal["answer"]
+    permission_id: str = Field(min_length=1, max_length=200)
+    reply: PermissionReply
+
+
 class Typing(Request):
     type: Literal["typing"]
 
@@ -248,6 +271,6 @@ class Ping(Request):
 
 
 Said = Annotated[
-    Subscribe | ClientPrompt | ClientStop | Typing | Presence | Ping,
+    Subscribe | ClientPrompt | ClientStop | ClientAnswer | Typing | Presence | Ping,
     Field(discriminator="type"),
 ]

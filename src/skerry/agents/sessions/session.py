@@ -7,56 +7,35 @@ something changed. What comes from the sandbox is written down and acknowledged 
 from __future__ import annotations
 
 import asyncio
-import json
 import secrets
 import time
 import traceback
 from collections.abc import Callable, Coroutine
 from contextvars import Context
-from typing import Any, Protocol
+from typing import Any
 
 import structlog
 
-from skerry.agents.sessions import life, tokens
+from skerry.agents.sessions import life
+from skerry.agents.sessions.asking import Asking, not_asked
+from skerry.agents.sessions.behalf import on_behalf_of
+from skerry.agents.sessions.berth import Berth, Line
 from skerry.agents.sessions.hub import Hub
-from skerry.agents.sessions.life import Box, Times
-from skerry.agents.sessions.models import MessageStatus, SandboxStatus, SessionStatus
-from skerry.agents.sessions.push import Pushes
+from skerry.agents.sessions.journal import Bounds, Journal
+from skerry.agents.sessions.life import Times
+from skerry.agents.sessions.models import MessageStatus, PermissionReply, SandboxStatus, SessionStatus
 from skerry.agents.sessions.spawner import Attendance, Spawner
-from skerry.control.actor import Caller, actor, caller
+from skerry.agents.sessions.state import State
 from skerry.control.registry import Registry
 from skerry.control.session_rows import EventRow, MessageRow, SessionRow, SessionRows
-from skerry.errors import PushFailedError, SkerryError
-from skerry.models import CreateSnapshot, KeyScope
+from skerry.errors import ConflictError, PushFailedError, SkerryError
+from skerry.models import now
 
 log = structlog.get_logger(__name__)
 
-ACTOR = "session"
-SNAPSHOT_PATIENCE = 5.0
-"""Seconds that the bridge has to say that it is ready for a snapshot; it is taken then in any case."""
-HEARD_EVERY = 20.0
-"""Seconds between two times that a heartbeat is written down."""
-OVER_CODE = 4410
 AGAIN = 5.0
 """Seconds until something that failed unexpectedly is tried again."""
-LARGEST_EVENT = 4 * 2**20
 LOST = "sandbox_lost"
-
-
-def on_behalf_of(owner: str) -> Context:
-    """In which what is done is done for an owner, whoever asks."""
-    context = Context()
-    context.run(caller.set, Caller(ACTOR, owner=owner, scope=KeyScope.USE))
-    context.run(actor.set, ACTOR)
-    return context
-
-
-class Line(Protocol):
-    """The bridge's connection."""
-
-    async def send(self, message: dict[str, Any]) -> None: ...
-
-    async def close(self, code: int) -> None: ...
 
 
 class Session:
@@ -68,29 +47,24 @@ class Session:
         spawner: Spawner,
         times: Times,
         clock: Callable[[], float],
+        bounds: Bounds,
     ) -> None:
-        self.row = row
         self.hub = Hub()
-        self.pushes = Pushes(times.push)
-        self.line: Line | None = None
-        self.attendance: Attendance | None = None
         self._rows = rows
-        self._registry = registry
-        self._spawner = spawner
+        self._state = State(row, rows, self.hub)
+        self._berth = Berth(self._state, registry, spawner, times, clock, self.kick)
+        self._asking = Asking(times.push, self._berth.say)
+        self._journal = Journal(row.id, rows, self.hub, bounds)
         self._times = times
         self._clock = clock
-        self._starting = False
-        self._warned = False
         self._wanted = False
         """Whether a sandbox is wanted though nothing waits: somebody types."""
         self._snapshot_due: str | None = None
-        self._ready_for_snapshot: asyncio.Event | None = None
         self._stopping: str | None = None
         self._sent: str | None = None
         """The prompt that this connection of the bridge was told of."""
         self._ending: tuple[SandboxStatus, str] | None = None
         self._said_refusal = 0.0
-        self._written = 0.0
         self._dirty = False
         self._driver: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -104,38 +78,22 @@ class Session:
         return self.row.id
 
     @property
+    def row(self) -> SessionRow:
+        return self._state.row
+
+    @property
     def status(self) -> SandboxStatus:
-        return SandboxStatus(self.row.sandbox_status)
+        return self._state.sandbox_status
 
     @property
-    def box(self) -> Box:
-        row = self.row
-        return Box(
-            status=self.status,
-            connected=self.line is not None,
-            starting=self._starting,
-            spawned_at=row.spawned_at,
-            heard_at=row.heard_at,
-            active_at=row.active_at,
-            warned=self._warned,
-            snapshot=row.snapshot,
-            failures=row.failures,
-            failed_at=row.failed_at,
-        )
-
-    @property
-    def can_snapshot(self) -> bool:
-        return self._registry.provider.capabilities().snapshots != "none"
-
-    @property
-    def live(self) -> bool:
-        return self.line is not None or self.attendance is not None or self.status in life.COMING | life.THERE
+    def attendance(self) -> Attendance | None:
+        return self._berth.attendance
 
     @property
     def at_rest(self) -> bool:
         """Whether nothing is lost if it is forgotten here."""
         done = self._driver is None or self._driver.done()
-        return done and not (self.live or len(self.hub) or self._timer or self._ending or self._dirty)
+        return done and not (self._berth.live or len(self.hub) or self._timer or self._ending or self._dirty)
 
     def context(self) -> Context:
         return on_behalf_of(self.row.owner)
@@ -147,7 +105,7 @@ class Session:
         position = await self._rows.add_message(message)
         if self.row.status in (SessionStatus.CREATED, SessionStatus.COMPLETED):
             await self.set_status(SessionStatus.ACTIVE)
-        await self.touch()
+        self.touch()
         queued = {"messageId": message.id, "position": position, "content": message.content, "author": message.author}
         self.hub.tell({"type": "prompt_queued", **queued})
         self.kick()
@@ -159,31 +117,38 @@ class Session:
         if message is None:
             return False
         self._stopping = message.id
-        await self.touch()
-        if self.line is not None:
-            await self._say({"type": "stop", "messageId": message.id})
+        self.touch()
+        await self._berth.say({"type": "stop", "messageId": message.id})
         return True
 
-    async def warm(self) -> None:
+    async def answer(self, permission: str, reply: PermissionReply, by: str) -> None:
+        """Give the agent the answer that it waits for, and see that it has it."""
+        self.touch()
+        if await self._rows.processing(self.id) is None:
+            raise not_asked(permission)
+        if not self._berth.useful:
+            raise ConflictError("The session's sandbox is not there just now.", hint="Wait until it is back.")
+        await self._asking.answer(permission, reply, by)
+
+    def warm(self) -> None:
         """Somebody types: there will be a prompt soon."""
-        await self.touch()
-        if self.line is None and not self._starting:
+        self.touch()
+        if self._berth.line is None and not self._berth.starting:
             self._wanted = True
             self.hub.tell({"type": "sandbox_warming"})
             self.kick()
 
     async def push(self, branch: str) -> str:
-        if self.line is None:
+        if not self._berth.useful:
             raise PushFailedError("The session has no sandbox just now.", hint="Send a prompt first.")
-        await self.touch()
-        return await self.pushes.wait(branch, self._say)
+        self.touch()
+        return await self._asking.push(branch)
 
     async def set_status(self, status: SessionStatus) -> None:
-        await self._set(status=status.value)
-        self.hub.tell({"type": "session_status", "status": status.value})
+        await self._state.set_status(status)
 
-    async def touch(self) -> None:
-        self._warned = False
+    def touch(self) -> None:
+        self._berth.warned = False
         self.row.active_at = self._clock()
 
     def put_away(self, reason: str) -> None:
@@ -194,77 +159,54 @@ class Session:
 
     async def attach(self, line: Line, sandbox: str) -> None:
         """The bridge has come, or has come back."""
-        if sandbox != self.row.sandbox_id or self.status in life.OVER:
-            return await line.close(OVER_CODE)  # done with, while it was being let in
-        before, self.line = self.line, line
-        if before is not None:
-            await before.close(1001)  # it has noticed before us that this one is dead
-        self._sent = None
-        now = self._clock()
-        self.row.active_at = self.row.active_at or now
-        changes: dict[str, Any] = {"heard_at": now, "failures": 0, "failed_at": None, "error": None}
-        if self.status in life.COMING:
-            changes["sandbox_status"] = SandboxStatus.READY.value
-        await self._set(**changes)
-        self.hub.tell({"type": "sandbox_ready"})
-        self._tell_status()
-        self.kick()
+        if await self._berth.attach(line, sandbox):
+            self._sent = None
+            self.kick()
 
     def detach(self, line: Line) -> None:
         """The connection is gone; the sandbox may come back."""
-        if self.line is line:
-            self.line = None
-            self.row.heard_at = self._clock()
+        if self._berth.detach(line):
             self.kick()
 
     async def hear(self, line: Line, message: dict[str, Any]) -> None:
         """What is an event is in the store before it is acknowledged."""
-        if line is not self.line:
+        if line is not self._berth.line:
             return  # another has taken its place, and will be told all of it
-        now = self._clock()
-        self.row.heard_at = now
-        if now - self._written > HEARD_EVERY:
-            self._written = now
-            await self._rows.update(self.id, heard_at=now, active_at=self.row.active_at)
-        kind = str(message.get("type"))
-        if kind == "ready":
-            if message.get("agentSession"):
-                await self._set(agent_session=str(message["agentSession"])[:200])
-        elif kind == "snapshot_ready":
-            if self._ready_for_snapshot is not None:
-                self._ready_for_snapshot.set()
-        elif kind != "heartbeat" and isinstance(message.get("id"), str):
-            await self._event(kind, message)
-            await line.send({"type": "ack", "id": message["id"]})
+        await self._berth.heard()
+        match kind := str(message.get("type")):
+            case "ready":
+                known = message.get("agentSession")
+                await self._berth.ready(str(known) if known else None)
+                self.kick()
+            case "heartbeat":
+                await self._berth.prepares(str(message.get("status")))
+            case "snapshot_ready":
+                self._berth.ready_for_snapshot()
+            case _ if isinstance(message.get("id"), str):
+                await self._event(kind, message)
+                await line.send({"type": "ack", "id": message["id"]})
 
     async def _event(self, kind: str, message: dict[str, Any]) -> None:
-        id = str(message["id"])[:200]
-        about = message.get("messageId")
-        data = {name: value for name, value in message.items() if name not in ("id", "type", "sandboxId", "timestamp")}
-        if len(json.dumps(data)) > LARGEST_EVENT:
-            data = {"messageId": about, "truncated": True, "success": bool(data.get("success"))}
-        row = EventRow(self.id, id, kind[:100], str(about)[:200] if about else None, _clean(data))
+        row = self._journal.row(kind, message)
         if kind == "execution_complete" and await self._given_up(row):
             return
-        await self.record(row)
+        added = await self._journal.add(row)
         # Also for one that was there already: whoever wrote it down may not have come as far as this.
         if kind == "execution_complete" and row.message_id is not None:
             await self._completed(row.message_id, row.data)
-        elif kind in ("push_complete", "push_error"):
-            self.pushes.hear(message)
+        self._tell(added)  # last: who is told of an end finds the prompt ended
+        self._asking.hear(message)
+        await self._journal.bound()
 
     async def _given_up(self, row: EventRow) -> bool:
         """Whether the end of it was said already, because nobody could be expected to say it any more."""
         message = None if row.message_id is None else await self._rows.message(self.id, row.message_id)
         return message is not None and message.status == MessageStatus.FAILED and not row.data.get("success")
 
-    async def record(self, row: EventRow) -> None:
-        added = await self._rows.add_event(row)
+    def _tell(self, added: EventRow | None) -> None:
         if added is not None:
             self.row.active_at = self._clock()
-            shown = {"id": added.id, "number": added.number, "type": added.type, "messageId": added.message_id}
-            event = {**added.data, **shown, "at": added.at.isoformat()}
-            self.hub.tell({"type": "sandbox_event", "event": event})
+            self._journal.tell(added)
 
     async def _completed(self, id: str, data: dict[str, Any]) -> None:
         message = await self._rows.message(self.id, id)
@@ -286,6 +228,9 @@ class Session:
         if self._stopping == message.id:
             self._stopping = None
         self.hub.tell({"type": "processing_status", "isProcessing": False, "messageId": message.id})
+        said = "The agent is done with a prompt." if error is None else f"A prompt failed: {error[:500]}"
+        took = None if message.started_at is None else (now() - message.started_at).total_seconds()
+        self._berth.note("session_message", said, {"message": message.id, "status": status.value}, took)
 
     async def failed(self, error: str) -> None:
         """The supervisor says that the sandbox is of no use."""
@@ -296,11 +241,10 @@ class Session:
     def pulse(self) -> None:
         """Called every second: what should have happened and has not?"""
         now = self._clock()
-        box = self.box
+        box = self._berth.box
         if self._ending is not None:
             return
-        attended = self.attendance
-        if attended is not None and self._registry.look(attended.sandbox) is not attended.runtime:
+        if self._berth.ended:
             return self._end(SandboxStatus.STALE, "The sandbox has ended.")
         if life.late(box, now, self._times):
             return self._end(SandboxStatus.FAILED, f"The sandbox did not report within {self._times.stuck:g} seconds.")
@@ -310,7 +254,7 @@ class Session:
         busy = self._sent is not None or self._snapshot_due is not None
         idle = life.idleness(box, now, self._times, clients=len(self.hub), busy=busy)
         if idle.action == "warn":
-            self._warned = True
+            self._berth.warned = True
             minutes = self._times.extension / 60
             message = f"The session is idle; its sandbox is put away in {minutes:g} minutes."
             self.hub.tell({"type": "sandbox_warning", "message": message})
@@ -363,9 +307,12 @@ class Session:
             return
         if self.row.status == SessionStatus.ARCHIVED:
             return
-        if self.line is not None and self.status in life.THERE:
+        if self._berth.useful:
             if self._snapshot_due is not None:
-                await self._snapshot()
+                reason, self._snapshot_due = self._snapshot_due, None
+                if self.row.repo_name is not None:
+                    await self._berth.say({"type": "refresh_diff"})
+                await self._berth.snapshot(reason)
             return await self._give_prompt()
         working = await self._rows.processing(self.id) is not None
         if working or self._wanted or await self._rows.waiting(self.id):
@@ -380,11 +327,11 @@ class Session:
                 self.hub.tell({"type": "processing_status", "isProcessing": True, "messageId": message.id})
         if message is None:
             if self.status is not SandboxStatus.READY:
-                await self._set_sandbox(SandboxStatus.READY)
+                await self._state.set_sandbox(SandboxStatus.READY)
             return
         if self._sent != message.id:
             self._sent = message.id
-            await self._say(
+            await self._berth.say(
                 {
                     "type": "prompt",
                     "messageId": message.id,
@@ -395,26 +342,19 @@ class Session:
                 }
             )
             if self._stopping == message.id:
-                await self._say({"type": "stop", "messageId": message.id})
+                await self._berth.say({"type": "stop", "messageId": message.id})
             if self.status is not SandboxStatus.RUNNING:
-                await self._set_sandbox(SandboxStatus.RUNNING)
-
-    async def _say(self, message: dict[str, Any]) -> None:
-        line = self.line
-        if line is not None:
-            try:
-                await line.send(message)
-            except (ConnectionError, RuntimeError):
-                self.detach(line)
+                await self._state.set_sandbox(SandboxStatus.RUNNING)
 
     # -- the sandbox ---------------------------------------------------------------------------------------------------
 
     async def _get_sandbox(self) -> None:
         now = self._clock()
-        decision = life.start(self.box, now, self._times, snapshots=self.can_snapshot)
+        decision = life.start(self._berth.box, now, self._times, snapshots=self._berth.keeping.possible)
         if decision.action == "refuse" and now - self._said_refusal > self._times.breaker_window:
             self._said_refusal = now
-            self.hub.tell({"type": "sandbox_error", "error": f"{decision.reason} {self.row.error or ''}".strip()})
+            error = f"{decision.reason} {self.row.error or ''}".strip()
+            self.hub.tell({"type": "sandbox_error", "error": error, "refused": True})
         if decision.action in ("wait", "refuse"):
             if decision.again is not None:
                 self.kick_at(decision.again)
@@ -427,77 +367,21 @@ class Session:
         await self._spawn(self.row.snapshot if decision.action == "restore" else None)
 
     async def _spawn(self, snapshot: str | None) -> None:
-        self._starting = True
         try:
-            token = tokens.fresh()
-            warmed = None if snapshot is not None else self._spawner.warmed(self.row)
-            sandbox = f"{self.id}-{secrets.token_hex(3)}"
-            # Written down first: whatever comes from this sandbox will be known, and nothing from another.
-            await self._set(
-                sandbox_id=sandbox,
-                sandbox_token=tokens.digest(token),
-                sandbox_status=SandboxStatus.SPAWNING.value,
-                spawned_at=self._clock(),
-                heard_at=None,
-                error=None,
-            )
-            self.hub.tell({"type": "sandbox_spawning"})
-            self._tell_status()
-            try:
-                await self._set_sandbox(SandboxStatus.CONNECTING)
-                begin = snapshot or warmed
-                restored = snapshot is not None
-                self.attendance = await self._spawner.start(self.row, sandbox, token, begin, restored=restored)
-            except SkerryError as error:
-                if error.code == "snapshot_not_found":  # somebody deleted it
-                    if snapshot is not None:
-                        await self._set(snapshot=None)
-                    elif warmed is not None:
-                        self._spawner.warm.forget(warmed)
-                return await self._over(SandboxStatus.FAILED, error.message)
-            self._wanted = False
-            self._spawner.warm_up(self.row, self.context())
-            if snapshot is not None:
-                self.hub.tell(
-                    {"type": "sandbox_restored", "message": "The sandbox is as it was.", "snapshot": snapshot}
-                )
-        finally:
-            self._starting = False
+            await self._berth.spawn(snapshot, self.context())
+        except SkerryError as error:
+            return await self._over(SandboxStatus.FAILED, error.message)
+        self._wanted = False
 
     async def _over(self, status: SandboxStatus, reason: str) -> None:
         """The sandbox is done with. What it said is said first: from now on it is not let in again."""
-        used = self.status in life.THERE
-        changes: dict[str, Any] = {"sandbox_status": status.value, "error": reason[:4000]}
-        if status is SandboxStatus.STOPPED:
-            changes["error"] = None
-        if status is SandboxStatus.FAILED:
-            changes |= {"failures": life.failures(self.box, self._clock(), self._times), "failed_at": self._clock()}
-        await self._set(**changes)
-        self._tell_status()
-        if status is SandboxStatus.FAILED:
-            self.hub.tell({"type": "sandbox_error", "error": reason})
-        elif status is SandboxStatus.STALE:
-            self.hub.tell({"type": "sandbox_warning", "message": reason})
+        keep = await self._berth.condemn(status, reason)
+        self._asking.fail("The sandbox has ended.")
         await self._give_up(reason)
-        kept = True
-        if used and self.row.sandbox_id is not None and self.can_snapshot:
-            kept = await self._keep_files("heartbeat_timeout" if status is SandboxStatus.STALE else "inactivity")
-        line, self.line = self.line, None
-        if line is not None:
-            try:
-                await line.send({"type": "shutdown", "reason": reason})
-                await line.close(OVER_CODE)
-            except (ConnectionError, RuntimeError):
-                pass
-        self.pushes.fail("The sandbox has ended.")
-        attendance, self.attendance = self.attendance, None
-        if attendance is not None:
-            await attendance.close()
-        if self.row.sandbox_id is not None and kept:
-            await self._spawner.discard(self._inside_id(self.row.sandbox_id))
-        elif self.row.sandbox_id is not None:
-            message = f"No snapshot could be taken; the files are in sandbox {self.row.sandbox_id!r}."
-            self.hub.tell({"type": "sandbox_warning", "message": message})
+        await self._berth.leave(reason, keep=keep)
+        over = status is SandboxStatus.STOPPED and self.row.status == SessionStatus.ACTIVE
+        if over and not await self._rows.waiting(self.id):
+            await self.set_status(SessionStatus.COMPLETED)
 
     async def _give_up(self, reason: str) -> None:
         """What was being worked at will not be finished."""
@@ -507,63 +391,10 @@ class Session:
         stopped = self._stopping == message.id
         error, code = ("It was stopped.", "aborted") if stopped else (reason, LOST)
         data = {"success": False, "error": error, "code": code, "messageId": message.id}
-        await self.record(
-            EventRow(self.id, f"{message.id}-{secrets.token_hex(4)}", "execution_complete", message.id, data)
-        )
+        id = f"{message.id}-{secrets.token_hex(4)}"
+        added = await self._journal.add(EventRow(self.id, id, "execution_complete", message.id, data))
         await self._finish(message, MessageStatus.FAILED, error)
-
-    async def _snapshot(self) -> None:
-        """Between two prompts, so that it holds the whole of one and nothing of the next."""
-        reason, self._snapshot_due = self._snapshot_due or "", None
-        if not self.can_snapshot or self.line is None:
-            return
-        await self._set_sandbox(SandboxStatus.SNAPSHOTTING)
-        self._ready_for_snapshot = asyncio.Event()
-        try:
-            await self._say({"type": "snapshot", "reason": reason})
-            async with asyncio.timeout(SNAPSHOT_PATIENCE):
-                await self._ready_for_snapshot.wait()
-        except TimeoutError:
-            pass
-        finally:
-            self._ready_for_snapshot = None
-        await self._keep_files(reason)
-
-    async def _keep_files(self, reason: str) -> bool:
-        assert self.row.sandbox_id is not None
-        before = self.row.snapshot
-        try:
-            sandbox = self._inside_id(self.row.sandbox_id)
-            made = await self._registry.snapshots.create(sandbox, CreateSnapshot(labels={"session": self.id}))
-        except SkerryError as error:
-            log.warning("session_snapshot_failed", session=self.id, code=error.code, message=error.message)
-            self.hub.tell({"type": "sandbox_warning", "message": f"No snapshot could be taken: {error.message}"})
-            return error.code == "sandbox_not_found"
-        await self._set(snapshot=made.id)
-        self.hub.tell({"type": "snapshot_saved", "snapshot": made.id, "reason": reason})
-        if before is not None:
-            try:
-                await self._registry.snapshots.delete(before, force=True)
-            except SkerryError as error:
-                log.info("session_snapshot_left", session=self.id, snapshot=before, code=error.code)
-        return True
-
-    # -- within --------------------------------------------------------------------------------------------------------
-
-    def _inside_id(self, sandbox: str) -> str:
-        return Caller(ACTOR, owner=self.row.owner).id(sandbox)
-
-    async def _set(self, **changes: Any) -> None:
-        await self._rows.update(self.id, **changes)
-        for name, value in changes.items():
-            setattr(self.row, name, value)
-
-    async def _set_sandbox(self, status: SandboxStatus) -> None:
-        await self._set(sandbox_status=status.value)
-        self._tell_status()
-
-    def _tell_status(self) -> None:
-        self.hub.tell({"type": "sandbox_status", "status": self.row.sandbox_status})
+        self._tell(added)
 
     # -- beginning and end ---------------------------------------------------------------------------------------------
 
@@ -583,7 +414,7 @@ class Session:
         await self.aside(self._leave())
 
     async def _leave(self) -> None:
-        if self.live and self.row.sandbox_id is not None:
+        if self._berth.live and self.row.sandbox_id is not None:
             await self._over(SandboxStatus.STOPPED, "The server was stopped.")
 
     async def remove(self) -> None:
@@ -597,28 +428,11 @@ class Session:
         self.hub.close()
 
     async def _remove(self) -> None:
-        if self.live:
-            await self._set(sandbox_status=SandboxStatus.PENDING.value)  # no snapshot of what goes
+        if self._berth.live:
+            await self._state.set(sandbox_status=SandboxStatus.PENDING.value)  # no snapshot of what goes
             await self._over(SandboxStatus.STOPPED, "The session was deleted.")
-        if self.row.snapshot is not None:
-            try:
-                await self._registry.snapshots.delete(self.row.snapshot, force=True)
-            except SkerryError as error:
-                log.info("session_snapshot_left", session=self.id, snapshot=self.row.snapshot, code=error.code)
+        await self._berth.keeping.forget()
 
     async def aside(self, work: Coroutine[Any, Any, Any]) -> Any:
         """Do something on behalf of the session's owner, whoever asks."""
         return await asyncio.get_running_loop().create_task(work, context=self.context())
-
-
-def _clean(value: Any) -> Any:
-    """Without what no database holds: the agent's tools may print anything."""
-    if isinstance(value, str):
-        return value.replace("\0", "\N{REPLACEMENT CHARACTER}").encode("utf-8", "replace").decode()
-    if isinstance(value, dict):
-        return {_clean(str(key)): _clean(each) for key, each in value.items()}
-    if isinstance(value, list):
-        return [_clean(each) for each in value]
-    if isinstance(value, float) and value - value != 0:
-        return None
-    return value

@@ -15,7 +15,9 @@ import structlog
 from skerry.agents.config import prepare, server_variables
 from skerry.agents.opencode.agent import ENVIRONMENT, PROGRAM
 from skerry.agents.sessions import life, tokens
+from skerry.agents.sessions.behalf import on_behalf_of
 from skerry.agents.sessions.forge import Forge, GitHub
+from skerry.agents.sessions.journal import Bounds
 from skerry.agents.sessions.life import Times
 from skerry.agents.sessions.models import (
     AddParticipant,
@@ -29,6 +31,7 @@ from skerry.agents.sessions.models import (
     MessageList,
     ParticipantInfo,
     ParticipantList,
+    PermissionReply,
     PromptQueued,
     PullRequest,
     Repository,
@@ -40,9 +43,11 @@ from skerry.agents.sessions.models import (
     SessionStatus,
     WsToken,
 )
-from skerry.agents.sessions.session import Session, on_behalf_of
+from skerry.agents.sessions.session import Session
 from skerry.agents.sessions.spawner import AGENT_PORT, AgentCommand, AgentOf, Spawner, directory_of
-from skerry.control.actor import caller
+from skerry.control.actor import SANDBOX, actor, caller
+from skerry.control.audit import Audit
+from skerry.control.inquiry import inquiry
 from skerry.control.registry import Registry
 from skerry.control.session_rows import ArtifactRow, EventRow, MessageRow, ParticipantRow, SessionRow, SessionRows
 from skerry.errors import (
@@ -83,12 +88,17 @@ class Sessions:
         self._registry = registry
         self._settings = settings
         self._clock = clock
+        self._bounds = Bounds(settings.session_events, settings.session_event_bytes)
         self._live: dict[str, Session] = {}
         self._pulse: asyncio.Task[None] | None = None
 
     @property
     def rows(self) -> SessionRows:
         return self._registry.sessions
+
+    @property
+    def audit(self) -> Audit:
+        return self._registry.audit
 
     async def open(self) -> None:
         for owner in await self.rows.owners(self._registry.node):
@@ -120,7 +130,7 @@ class Sessions:
     def _adopt(self, row: SessionRow) -> Session:
         session = self._live.get(row.id)
         if session is None:
-            session = Session(row, self.rows, self._registry, self.spawner, self.times, self._clock)
+            session = Session(row, self.rows, self._registry, self.spawner, self.times, self._clock, self._bounds)
             self._live[row.id] = session
         return session
 
@@ -149,6 +159,9 @@ class Sessions:
         session = await self.find(id)
         if not tokens.matches(token, session.row.sandbox_token):
             raise UnauthorizedError("That is not the token of the session's sandbox.")
+        actor.set(SANDBOX)
+        if (asked := inquiry.get()) is not None:
+            asked.owner, asked.sandbox = session.row.owner, sandbox
         return _still_wanted(session, sandbox)
 
     # -- making and showing --------------------------------------------------------------------------------------------
@@ -253,6 +266,9 @@ class Sessions:
         )
         return PromptQueued(message_id=message.id, position=await session.prompt(message))
 
+    async def answer(self, session: Session, permission: str, reply: PermissionReply, by: str | None = None) -> None:
+        await session.answer(permission, reply, by or caller.get().name)
+
     async def messages(self, id: str, cursor: int, limit: int) -> MessageList:
         await self.mine(id)
         rows = await self.rows.messages(id, cursor, limit + 1)
@@ -309,7 +325,7 @@ class Sessions:
         events = await self.rows.last_events(session.id, HISTORY + 1)
         more = len(events) > HISTORY
         events = events[-HISTORY:]
-        messages = await self.rows.messages(session.id, 0, 1000)
+        messages = await self.rows.last_messages(session.id, HISTORY)
         return {
             "state": _wire(await self.info(session.row)),
             "history": {
@@ -374,12 +390,11 @@ class Sessions:
                 return self._registry.vault.open(participant.sealed, f"participant of {session.id}")
         return self.spawner.token(session.row)
 
-    async def sandbox_failed(self, sandbox: str, token: str, error: str) -> None:
+    async def of_sandbox(self, sandbox: str, token: str) -> Session:
         row = await self.rows.by_sandbox(sandbox)
         if row is None:
             raise SessionNotFoundError("No session has such a sandbox.")
-        session = await self.let_in(row.id, sandbox, token)
-        await session.failed(error)
+        return await self.let_in(row.id, sandbox, token)
 
 
 def _still_wanted(session: Session, sandbox: str) -> Session:

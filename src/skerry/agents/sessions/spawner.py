@@ -27,7 +27,20 @@ CONTROL_PORT = 42_042
 """Where inside the control plane is to be found."""
 AGENT_PORT = 4096
 DIRECTORY = "/var/lib/skerry-session"
-INSIDE = ("places", "git", "outbox", "websocket", "speech", "supervisor", "bridge", "pull_request")
+INSIDE = (
+    "places",
+    "ending",
+    "git",
+    "repository",
+    "outbox",
+    "said",
+    "reach",
+    "websocket",
+    "speech",
+    "supervisor",
+    "bridge",
+    "pull_request",
+)
 SUPERVISOR = "supervisor"
 SLEEP_AFTER = "1h"
 
@@ -73,6 +86,8 @@ class Spawner:
         self._forge = forge
         self._agent = agent
         self.inward: Inward | None = None
+        self.query_auth = False
+        """Whether bridges show their token in the query: for a way here on which headers are lost."""
         self.warm = Warm(registry, forge, settings.session_warm)
 
     # -- secrets -------------------------------------------------------------------------------------------------------
@@ -146,15 +161,24 @@ class Spawner:
         self._registry.check(self.request(row, f"{row.id}-000000", None))
 
     async def start(
-        self, row: SessionRow, sandbox: str, token: str, snapshot: str | None, *, restored: bool
+        self,
+        row: SessionRow,
+        sandbox: str,
+        token: str,
+        snapshot: str | None,
+        *,
+        restored: bool,
+        made: Callable[[], Awaitable[None]],
     ) -> Attendance:
         """Make it and start the supervisor. What fails leaves no sandbox behind.
 
-        ``restored``: whether the snapshot is the session's own, with its work in it.
+        ``restored``: whether the snapshot is the session's own, with its work in it. ``made`` is called when the
+        sandbox is there, before anything runs in it.
         """
         info = await self._registry.create(self.request(row, sandbox, snapshot))
         stack = AsyncExitStack()
         try:
+            await made()
             runtime = await stack.enter_async_context(self._registry.use(info.id))
             url = await self._way_back(row.id, runtime, stack)
             await self._furnish(row, runtime)
@@ -211,6 +235,7 @@ class Spawner:
             "gitUserEmail": row.settings.get("gitUserEmail"),
             "model": row.model,
             "python": python,
+            "queryAuth": self.query_auth,
             "agent": {"command": list(agent.command), "port": agent.port, "env": dict(agent.env)},
         }
         env = {

@@ -1,0 +1,272 @@
+"""Coding sessions of a server: work that lasts, with a queue of prompts and people who watch."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import aclosing
+from typing import Any
+from urllib.parse import quote
+from uuid import uuid4
+
+from skerry.agents.sessions.models import (
+    ArtifactInfo,
+    ArtifactList,
+    CreateSession,
+    EventInfo,
+    EventList,
+    MessageInfo,
+    MessageList,
+    ParticipantInfo,
+    ParticipantList,
+    PromptQueued,
+    PullRequest,
+    Repository,
+    RepositoryList,
+    SessionInfo,
+    SessionList,
+    SessionNews,
+    SessionStatus,
+    WsToken,
+)
+from skerry.client._async.connection import AsyncConnection, AsyncStream
+from skerry.client.values import given
+from skerry.errors import ServerUnreachableError, SessionNotFoundError
+
+_MOST = 100
+_TRIES = 5
+"""A token for the WebSocket is good until the same user asks for the next: two who come at once may try again."""
+
+
+class AsyncCodingSession:
+    """One of them. Nothing is asked of the server until something is."""
+
+    def __init__(self, connection: AsyncConnection, id: str) -> None:
+        self.connection = connection
+        self.id = id
+        self._path = f"/sessions/{quote(id, safe='')}"
+
+    async def info(self) -> SessionInfo:
+        """How it stands, and how its sandbox does."""
+        response = await self.connection.request("GET", self._path)
+        return SessionInfo.model_validate_json(response.content)
+
+    async def prompt(
+        self,
+        content: str,
+        *,
+        model: str | None = None,
+        author: str | None = None,
+        attachments: Sequence[Mapping[str, Any]] | None = None,
+    ) -> PromptQueued:
+        """Put a prompt into the queue and leave it there: ``ask`` waits and shows what is done about it."""
+        body = {"content": content, **given(model=model, author=author)}
+        if attachments:
+            body["attachments"] = list(attachments)
+        response = await self.connection.request("POST", f"{self._path}/prompt", json=body)
+        return PromptQueued.model_validate_json(response.content)
+
+    def ask(self, content: str, **options: Any) -> AsyncStream[SessionNews]:
+        """The same, and then what happens until it is done: the last is its ``execution_complete``.
+
+        Leaving the stream leaves the prompt in the queue; ``stop`` ends what is being worked at.
+        """
+        return AsyncStream(self._ask(content, options))
+
+    def watch(self, after: int | None = None) -> AsyncStream[SessionNews]:
+        """What happens in it, for as long as one looks; with ``after``, first the events since that one (0: all).
+
+        A stream that breaks is taken up where it broke.
+        """
+        return AsyncStream(self._watch(after))
+
+    async def stop(self) -> None:
+        """End what is being worked at. Prompts that wait are next."""
+        await self.connection.request("POST", f"{self._path}/stop")
+
+    async def answer(self, permission: str, reply: str) -> None:
+        """Answer a question of the agent's (an event ``permission``): ``once``, ``always`` or ``reject``."""
+        path = f"{self._path}/permissions/{quote(permission, safe='')}"
+        await self.connection.request("POST", path, json={"reply": reply})
+
+    async def list_events(
+        self,
+        *,
+        cursor: int | None = None,
+        limit: int | None = None,
+        type: str | None = None,
+        message: str | None = None,
+    ) -> EventList:
+        """One page, the oldest first. An event ``trimmed`` stands for those that are not kept any more."""
+        params = given(cursor=cursor, limit=limit, type=type, messageId=message)
+        response = await self.connection.request("GET", f"{self._path}/events", params=params)
+        return EventList.model_validate_json(response.content)
+
+    def events(self, *, type: str | None = None, message: str | None = None) -> AsyncStream[EventInfo]:
+        """All that happened, page by page."""
+        return AsyncStream(self._events(0, type, message))
+
+    async def list_messages(self, *, cursor: int | None = None, limit: int | None = None) -> MessageList:
+        """One page of prompts, the oldest first, and what became of each."""
+        params = given(cursor=cursor, limit=limit)
+        response = await self.connection.request("GET", f"{self._path}/messages", params=params)
+        return MessageList.model_validate_json(response.content)
+
+    def messages(self) -> AsyncStream[MessageInfo]:
+        """All prompts, page by page."""
+        return AsyncStream(self._messages())
+
+    async def artifacts(self) -> list[ArtifactInfo]:
+        """What came of it: pull requests."""
+        response = await self.connection.request("GET", f"{self._path}/artifacts")
+        return ArtifactList.model_validate_json(response.content).artifacts
+
+    async def participants(self) -> list[ParticipantInfo]:
+        """Who takes part."""
+        response = await self.connection.request("GET", f"{self._path}/participants")
+        return ParticipantList.model_validate_json(response.content).participants
+
+    async def add_participant(
+        self, user: str, *, name: str | None = None, github_token: str | None = None
+    ) -> ParticipantInfo:
+        """Let somebody take part; with their own token, pull requests that they ask for are theirs."""
+        body = {"user": user, **given(name=name, githubToken=github_token)}
+        response = await self.connection.request("POST", f"{self._path}/participants", json=body)
+        return ParticipantInfo.model_validate_json(response.content)
+
+    async def pull_request(
+        self,
+        title: str,
+        body: str | None = None,
+        *,
+        base: str | None = None,
+        head: str | None = None,
+        draft: bool = False,
+    ) -> PullRequest:
+        """Push what was committed, and open a pull request; or find the one that is open."""
+        wanted = {"title": title, "draft": draft, **given(body=body, baseBranch=base, headBranch=head)}
+        response = await self.connection.request("POST", f"{self._path}/pr", json=wanted)
+        return PullRequest.model_validate_json(response.content)
+
+    async def archive(self) -> SessionInfo:
+        """Put its sandbox away and take no more prompts."""
+        response = await self.connection.request("POST", f"{self._path}/archive")
+        return SessionInfo.model_validate_json(response.content)
+
+    async def unarchive(self) -> SessionInfo:
+        """Go on with it."""
+        response = await self.connection.request("POST", f"{self._path}/unarchive")
+        return SessionInfo.model_validate_json(response.content)
+
+    async def delete(self) -> None:
+        """Its sandbox, its snapshot and all that is known of it go, too."""
+        await self.connection.request("DELETE", self._path)
+
+    # -- within --------------------------------------------------------------------------------------------------------
+
+    async def _ask(self, content: str, options: Mapping[str, Any]) -> AsyncGenerator[SessionNews, None]:
+        message: str | None = None
+        async with aclosing(self._watch(None)) as news:
+            async for told in news:
+                if message is None:  # whoever subscribes is told first how it stands: now nothing is missed
+                    message = (await self.prompt(content, **options)).message_id
+                event = told.event
+                if event is None or event.message_id in (None, message):
+                    yield told
+                if event is not None and (event.type, event.message_id) == ("execution_complete", message):
+                    return
+
+    async def _watch(self, after: int | None) -> AsyncGenerator[SessionNews, None]:
+        tries = 0
+        while True:
+            token = await self._token()
+            frames = await self.connection.frames(f"{self._path}/ws", {})
+            try:
+                hello = {"type": "subscribe", "token": token, "clientId": uuid4().hex}
+                await frames.send(json.dumps(hello))
+                while (frame := await frames.recv()) is not None:
+                    message = json.loads(frame)
+                    tries = 0
+                    if message["type"] == "subscribed":
+                        last = int(message["history"]["cursor"] or 0)
+                        yield SessionNews(type="subscribed", data=message["state"])
+                        after = last if after is None else after
+                        async with aclosing(self._events(after, None, None)) as missed:
+                            async for event in missed:
+                                after = event.number
+                                yield SessionNews(type="sandbox_event", event=event)
+                        continue
+                    told = _news(message)
+                    if told.event is not None:
+                        if told.event.number <= (after or 0):
+                            continue
+                        after = told.event.number
+                    yield told
+            finally:
+                await frames.close()
+            tries += 1
+            if tries == _TRIES:
+                if not frames.lost:
+                    raise SessionNotFoundError(f"Session {self.id!r} is not there any more.")
+                raise ServerUnreachableError("The connection to the session was lost.", hint="Watch it again.")
+
+    async def _token(self) -> str:
+        response = await self.connection.request("POST", f"{self._path}/ws-token")
+        return WsToken.model_validate_json(response.content).token
+
+    async def _events(self, after: int, type: str | None, message: str | None) -> AsyncGenerator[EventInfo, None]:
+        while True:
+            page = await self.list_events(cursor=after, limit=_MOST, type=type, message=message)
+            for event in page.events:
+                yield event
+            if not page.has_more:
+                return
+            after = int(page.cursor or 0)
+
+    async def _messages(self) -> AsyncGenerator[MessageInfo, None]:
+        after = 0
+        while True:
+            page = await self.list_messages(cursor=after, limit=_MOST)
+            for message in page.messages:
+                yield message
+            if not page.has_more:
+                return
+            after = int(page.cursor or 0)
+
+
+class AsyncSessions:
+    connection: AsyncConnection
+
+    async def create_coding_session(self, **options: Any) -> AsyncCodingSession:
+        """Begin one. Options are the fields of a session (``docs/sessions.md``): ``title``, ``repo_owner``,
+        ``repo_name``, ``branch``, ``model``, ``config``, ``github_token``, ``egress``, ``secrets``, …
+        """
+        body = CreateSession.model_validate(options).model_dump(mode="json", by_alias=True, exclude_unset=True)
+        response = await self.connection.request("POST", "/sessions", json=body)
+        return AsyncCodingSession(self.connection, SessionInfo.model_validate_json(response.content).id)
+
+    def coding_session(self, id: str) -> AsyncCodingSession:
+        """The one with this id."""
+        return AsyncCodingSession(self.connection, id)
+
+    async def list_coding_sessions(
+        self, *, status: SessionStatus | str | None = None, limit: int | None = None, cursor: str | None = None
+    ) -> SessionList:
+        """One page, the newest first."""
+        params = given(status=str(status) if status else None, limit=limit, cursor=cursor)
+        response = await self.connection.request("GET", "/sessions", params=params)
+        return SessionList.model_validate_json(response.content)
+
+    async def repositories(self) -> list[Repository]:
+        """Those that the server's own token for the forge can see."""
+        response = await self.connection.request("GET", "/repos")
+        return RepositoryList.model_validate_json(response.content).repos
+
+
+def _news(message: dict[str, Any]) -> SessionNews:
+    if message["type"] != "sandbox_event":
+        return SessionNews(type=message["type"], data={name: message[name] for name in message if name != "type"})
+    said = message["event"]
+    own = {name: said[name] for name in ("id", "number", "type", "messageId", "at")}
+    data = {name: said[name] for name in said if name not in ("id", "number", "type", "at")}
+    return SessionNews(type="sandbox_event", event=EventInfo.model_validate({**own, "data": data}))

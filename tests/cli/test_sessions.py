@@ -1,0 +1,159 @@
+"""`skerry session`, against a server whose only agent is a scripted one."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import Skerry
+from tests.cli.test_tasks import Terminal
+from tests.server.conftest import ServerProcess
+
+SCRIPTED = """
+from skerry.agents.sessions import sessions
+from tests.agents.sessions.conftest import scripted
+sessions.opencode = scripted
+"""
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[ServerProcess]:
+    home = Path(tempfile.mkdtemp(prefix="skerry-cli-sessions-"))
+    process = ServerProcess(home, first=SCRIPTED)
+    yield process
+    assert process.stop() == 0
+    shutil.rmtree(home)
+
+
+@pytest.fixture(scope="module")
+def ask(skerry: Skerry, server: ServerProcess) -> Skerry:
+    return lambda *arguments, **options: skerry("--url", server.url, "session", *arguments, **options)
+
+
+def said(ask: Skerry, *arguments: str | Path) -> str:
+    done = ask(*arguments)
+    assert done.returncode == 0, done.stderr.decode()
+    return done.stdout.decode()
+
+
+@pytest.fixture(scope="module")
+def session(ask: Skerry) -> str:
+    return said(ask, "start", "a greeting").strip()
+
+
+def test_a_prompt_shows_what_the_agent_says_and_does(ask: Skerry, session: str) -> None:
+    done = ask("prompt", session, "say let me see; tool looked; say it is 4")
+    assert done.returncode == 0, done.stderr.decode()
+    assert done.stdout.decode() == "let me see\nit is 4\n"
+    lines = done.stderr.decode().splitlines()
+    assert lines[:2] == ["· sandbox spawning", "· sandbox connecting"]
+    assert "▸ tool: " in done.stderr.decode()
+    piped = ask("prompt", session, "-", stdin=b"fail out of credit")
+    assert piped.returncode == 1
+    assert b"out of credit" in piped.stderr
+    assert ask("prompt", session, " ").returncode == 2
+
+
+def test_as_json_each_event_is_a_line(ask: Skerry, session: str) -> None:
+    done = ask("prompt", session, "say hello", "--json")
+    assert (done.returncode, done.stderr) == (0, b"")
+    told = [json.loads(line) for line in done.stdout.splitlines()]
+    assert told[0]["type"] == "subscribed"
+    assert told[-1]["event"]["type"] == "execution_complete"
+
+
+def test_sessions_are_listed_and_looked_at(ask: Skerry, session: str) -> None:
+    line = next(line for line in said(ask, "list").splitlines() if line.startswith(session))
+    assert line.split("\t")[1] == "active"
+    assert line.endswith("a greeting")
+    assert "a greeting\n" in said(ask, "show", session)
+    shown = json.loads(said(ask, "show", session, "--json"))
+    assert [each["status"] for each in shown["messages"]].count("failed") == 1
+    events = [json.loads(line) for line in said(ask, "show", session, "--events").splitlines()]
+    assert [each["number"] for each in events] == sorted({each["number"] for each in events})
+    missing = ask("show", "sess-nothing")
+    assert missing.returncode == 1
+    assert b"There is no session" in missing.stderr
+
+
+def test_a_question_is_answered_from_elsewhere(
+    ask: Skerry, session: str, program: list[str], environment: dict[str, str], server: ServerProcess
+) -> None:
+    said(ask, "prompt", session, "ask rm -r build; say done", "--detach")
+    line = [*program, "--url", server.url, "session", "watch", session, "--after", "0", "--json"]
+    with subprocess.Popen(line, stdout=subprocess.PIPE, env=environment) as watching:
+        assert watching.stdout is not None
+        for each in watching.stdout:
+            event = json.loads(each)["event"] or {}
+            if event.get("type") == "permission":
+                said(ask, "answer", session, event["data"]["permissionId"], "always")
+            if event.get("type") == "permission_answered":
+                assert event["data"]["reply"] == "always"
+                break
+        watching.send_signal(signal.SIGINT)
+        assert watching.wait(20) == 0
+
+
+@pytest.fixture
+def terminal(program: list[str], environment: dict[str, str], server: ServerProcess) -> Callable[..., Terminal]:
+    return lambda *arguments: Terminal(program, environment, "--url", server.url, "session", *arguments)
+
+
+def test_on_a_terminal_one_is_asked(terminal: Callable[..., Terminal], session: str) -> None:
+    window = terminal("prompt", session, "ask rm -r build; say done")
+    window.until("[r]eject? ")
+    assert "asks for leave: bash rm -r build" in window.shown
+    window.type(b"o\n")
+    assert window.ended() == 0
+    assert "answered: once" in window.shown
+    assert window.shown.rstrip().endswith("done")
+
+
+def test_ctrl_c_stops_the_prompt(terminal: Callable[..., Terminal], session: str) -> None:
+    window = terminal("prompt", session, "say working; hang")
+    window.until("working")
+    window.type(b"\x03")
+    window.until("go on watching? ")
+    window.type(b"c\n")
+    assert window.ended() == 130
+    assert "(aborted)" in window.shown
+
+
+def test_a_command_that_is_ended_says_nothing_and_leaves_the_prompt(
+    ask: Skerry, session: str, program: list[str], environment: dict[str, str], server: ServerProcess
+) -> None:
+    line = [*program, "--url", server.url, "session", "prompt", session, "say working; hang"]
+    with subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment) as command:
+        assert command.stdout is not None
+        assert command.stdout.read(7) == b"working"
+        command.terminate()
+        _, err = command.communicate(timeout=30)
+    assert command.returncode == 143
+    assert b"Traceback" not in err
+    assert json.loads(said(ask, "show", session, "--json"))["processing"] is True
+    said(ask, "stop", session)
+
+
+def test_a_session_is_archived_and_removed(ask: Skerry) -> None:
+    id = json.loads(said(ask, "start", "--model", "fake/fake-1", "--json"))["id"]
+    assert said(ask, "archive", id).strip() == id
+    refused = ask("prompt", id, "say x")
+    assert refused.returncode == 1
+    assert b"hint: Unarchive it first." in refused.stderr
+    assert said(ask, "unarchive", id).strip() == id
+    said(ask, "stop", id)
+    assert ask("start", "--repo", "no-owner").returncode == 2
+    assert said(ask, "remove", id).strip() == id
+
+
+def test_without_a_server_there_is_nobody_to_leave_a_prompt_to(skerry: Skerry) -> None:
+    refused = skerry("session", "prompt", "sess-x", "say x", "--detach")
+    assert refused.returncode == 1
+    assert b"skerry serve" in refused.stderr
