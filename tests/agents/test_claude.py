@@ -5,16 +5,19 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import AsyncIterator
+from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import Any
 
+import pytest
 import pytest_asyncio
 
 from skerry.agents.claude.agent import ClaudeCode, RunningClaudeCode
+from skerry.agents.claude.turn import Turn
 from skerry.agents.config import prepare
 from skerry.agents.contract import Prompt
 from skerry.control.registry import Registry
-from skerry.models import ExecRequest
+from skerry.models import ExecRequest, SetEgress
 from skerry.runtime.runtime import Runtime
 from tests.agents.conftest import HOST, KEY, sandbox_request
 from tests.agents.model import Model, call, fail, hang, say
@@ -25,6 +28,7 @@ _numbers = itertools.count(1)
 
 @dataclass
 class Desk:
+    sandbox: str
     runtime: Runtime
     claude: RunningClaudeCode
 
@@ -49,7 +53,7 @@ async def desk(agency: Registry, scripted: Model) -> AsyncIterator[Desk]:
     secrets = {host: secret.model_dump(mode="json") for host, secret in wanted.secrets.items()}
     info = await agency.create(sandbox_request(scripted, "claude-code", secrets=secrets))
     async with agency.use(info.id) as runtime:
-        yield Desk(runtime, await ClaudeCode().start(runtime, wanted.setup))
+        yield Desk(info.id, runtime, await ClaudeCode().start(runtime, wanted.setup))
     await agency.destroy(info.id)
 
 
@@ -94,6 +98,70 @@ async def test_what_is_stopped_says_so_and_the_session_can_be_used_again(desk: D
             await desk.claude.abort(session)
     assert (seen[-1].success, seen[-1].code) == (False, "aborted")
     assert (await desk.ask("still there?", session))[-1].success
+
+
+async def test_a_model_that_never_answers_can_be_stopped(desk: Desk, model: Model) -> None:
+    model.when("silence", hang())
+    session = await desk.claude.create_session()
+    asked = asyncio.create_task(desk.ask("silence", session))
+    await asyncio.to_thread(model.wait_until_asked, "silence")
+    await desk.claude.abort(session)
+    events = await asked
+    assert (events[-1].success, events[-1].code) == (False, "aborted")
+    assert "token" not in kinds(events), "Claude Code's own words are no answer"
+
+
+async def test_one_that_is_through_ends_also_where_nobody_hears_it_out(desk: Desk, model: Model) -> None:
+    model.when("slowly", say("a b c d e f", pause=0.2))
+    session = await desk.claude.create_session()
+    for text, last in (("hello", "execution_complete"), ("slowly", "token")):
+        async with aclosing(desk.claude.prompt(session, prompt(text))) as events:
+            async for event in events:
+                if event.type == last:
+                    break
+    assert await _running(desk) == 1, "the second goes on"
+    await desk.claude.abort(session)
+    assert await _running(desk) == 0
+    assert (await desk.ask("still there?", session))[-1].success
+
+
+async def _running(desk: Desk) -> int:
+    done = await desk.runtime.exec(ExecRequest(command="pgrep -c -f bin/claude", session=None))
+    return int(done.stdout)
+
+
+async def test_a_network_that_is_lost_is_said_to_be_and_may_come_back(
+    desk: Desk, model: Model, agency: Registry
+) -> None:
+    model.when("far away", say("one two three four five six seven eight nine ten", pause=0.2))
+    session = await desk.claude.create_session()
+    events = []
+    async for event in desk.claude.prompt(session, prompt("far away")):
+        events.append(event)
+        if event.type == "token" and event.content == "one two":
+            await agency.set_egress(desk.sandbox, SetEgress(mode="none"))
+    assert (events[-1].success, events[-1].code) == (False, "model_unreachable")
+    assert "This sandbox has no network" in events[-1].error
+    assert next(event.content for event in events if event.type == "token") == "one", "nothing is lost"
+    await agency.set_egress(desk.sandbox, SetEgress(mode="allowlist", allow=[f"{HOST}:{model.port}"]))
+    assert (await desk.ask("back again?", session))[-1].success
+
+
+@pytest.mark.parametrize(
+    ("result", "code", "words"),
+    [
+        ({"result": "API Error: 500 The model has a bad day."}, "model_failed", "The model failed: The model has"),
+        ({"result": "API Error: Connection error.", "terminal_reason": "api_error"}, "model_failed", "Connection"),
+        ({"result": "Failed to authenticate. API Error: 403 No."}, "model_denied", "refused the key: No."),
+        ({"result": "API Error: 403 x:1 is not on this sandbox's allow-list."}, "model_unreachable", "Allow its host"),
+        ({"subtype": "error_max_turns", "errors": ["too many"]}, "agent_failed", "too many"),
+        ({"subtype": "error_during_execution", "terminal_reason": "aborted_streaming"}, "aborted", "stopped"),
+    ],
+)
+def test_how_it_ended_is_told_from_its_last_words(result: dict[str, Any], code: str, words: str) -> None:
+    *_, last = Turn("prompt-1").feed({"type": "result", "is_error": True, **result})
+    assert (last["type"], last["code"]) == ("execution_complete", code)
+    assert words in last["error"]
 
 
 async def test_a_key_that_is_refused_ends_it_at_once(desk: Desk, model: Model) -> None:

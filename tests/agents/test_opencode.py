@@ -15,9 +15,9 @@ from skerry.agents.contract import Prompt
 from skerry.agents.opencode.agent import OpenCode
 from skerry.agents.opencode.running import RunningOpenCode
 from skerry.control.registry import Registry
-from skerry.models import ExecRequest
+from skerry.models import ExecRequest, SetEgress
 from skerry.runtime.runtime import Runtime
-from tests.agents.conftest import KEY, PLACEHOLDER, opencode_setup, sandbox_request
+from tests.agents.conftest import HOST, KEY, PLACEHOLDER, opencode_setup, sandbox_request
 from tests.agents.model import Model, call, fail, hang, say
 from tests.agents.search import nothing_inside
 
@@ -26,6 +26,7 @@ _numbers = itertools.count(1)
 
 @dataclass
 class Desk:
+    sandbox: str
     runtime: Runtime
     opencode: RunningOpenCode
 
@@ -48,7 +49,7 @@ async def desk(agency: Registry, scripted: Model) -> AsyncIterator[Desk]:
     async with agency.use(info.id) as runtime:
         agent = OpenCode()
         permission = {"*": "allow", "bash": {"*": "allow", "rm *": "ask"}}
-        yield Desk(runtime, await agent.start(runtime, opencode_setup(scripted, permission=permission)))
+        yield Desk(info.id, runtime, await agent.start(runtime, opencode_setup(scripted, permission=permission)))
     await agency.destroy(info.id)
 
 
@@ -144,6 +145,35 @@ async def test_a_model_with_a_bad_day_is_asked_again(desk: Desk, model: Model) -
     ]
     assert [event.content for event in events if event.type == "token"][-1] == "better now"
     assert events[-1].success
+
+
+async def test_a_network_that_is_lost_is_said_to_be_and_may_come_back(
+    desk: Desk, model: Model, agency: Registry
+) -> None:
+    model.when("far away", say("one two three four five six seven eight nine ten", pause=0.2))
+    session = await desk.opencode.create_session()
+    events = []
+    async for event in desk.opencode.prompt(session, prompt("far away")):
+        events.append(event)
+        if event.type == "token" and event.content == "one two":
+            await agency.set_egress(desk.sandbox, SetEgress(mode="none"))
+    assert (events[-1].success, events[-1].code) == (False, "model_unreachable")
+    assert "This sandbox has no network" in events[-1].error
+    assert next(event.content for event in events if event.type == "token") == "one", "nothing is lost"
+    await agency.set_egress(desk.sandbox, SetEgress(mode="allowlist", allow=[f"{HOST}:{model.port}"]))
+    assert (await desk.ask("back again?", session))[-1].success
+
+
+async def test_a_model_that_fails_for_ever_is_given_up_and_opencode_with_it(
+    desk: Desk, model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("skerry.agents.opencode.turn.MOST_RETRIES", 1)
+    model.when("hopeless", fail(500))
+    session = await desk.opencode.create_session()
+    events = await desk.ask("hopeless", session)
+    assert (events[-1].success, events[-1].code) == (False, "model_failed")
+    assert "The model has a bad day." in events[-1].error
+    assert (await desk.ask("and now?", session))[-1].success, "it does not go on with the one before"
 
 
 async def test_it_waits_for_leave_where_it_needs_it(desk: Desk, model: Model) -> None:

@@ -8,7 +8,7 @@ import pytest
 from pydantic import TypeAdapter
 
 from skerry.agents.models import AgentEvent
-from skerry.agents.opencode.turn import Turn
+from skerry.agents.opencode.turn import MOST_RETRIES, Turn
 
 SESSION, OURS = "ses_1", "msg_ours"
 
@@ -38,6 +38,10 @@ def delta(id: str, words: str, field: str = "text") -> dict[str, Any]:
 
 IDLE = event("session.idle")
 DENIED = {"name": "APIError", "data": {"message": "no such key", "statusCode": 401, "isRetryable": False}}
+REFUSED = {
+    "name": "APIError",
+    "data": {"message": "no way", "statusCode": 403, "responseBody": '{"error": {"code": "egress_refused"}}'},
+}
 ABORTED = {"name": "MessageAbortedError", "data": {"message": "Aborted"}}
 
 
@@ -137,6 +141,7 @@ def test_steps_say_what_they_cost() -> None:
         ({"name": "ProviderAuthError", "data": {"providerID": "x", "message": "no key"}}, "model_denied"),
         ({"name": "APIError", "data": {"message": "bad day", "statusCode": 500}}, "model_failed"),
         ({"name": "ContextOverflowError", "data": {"message": "too long"}}, "model_failed"),
+        (REFUSED, "model_unreachable"),
         (ABORTED, "aborted"),
         ({"name": "UnknownError", "data": {"message": "boom"}}, "agent_failed"),
         ({}, "agent_failed"),
@@ -177,6 +182,17 @@ def test_a_model_that_is_asked_again_is_told_of_and_may_recover() -> None:
         ("token", "4"),
         ("execution_complete", True),
     ]
+
+
+def test_a_model_that_fails_again_and_again_is_given_up() -> None:
+    turn = Turn(SESSION, OURS)
+    retries = [
+        event("session.status", status={"type": "retry", "attempt": number, "message": "bad day", "next": 1})
+        for number in range(1, MOST_RETRIES + 1)
+    ]
+    *before, _, last = told(prompted(), answer(), *retries, turn=turn)
+    assert before == [("retry", number) for number in range(1, MOST_RETRIES)]
+    assert (last, turn.gave_up) == (("execution_complete", "model_failed", False), True)
 
 
 def test_permissions_are_asked_for_subagents_too() -> None:

@@ -7,6 +7,7 @@ import base64
 import json
 import tempfile
 from collections.abc import AsyncIterator, Iterator
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +69,12 @@ async def pod(worker: Worker, scripted: Model, tmp_path_factory: pytest.TempPath
     assert made.status == "running"
     yield ID
     await worker.delete(ID)
+
+
+async def test_it_says_that_it_is_well(http: httpx.AsyncClient) -> None:
+    health = (await http.get("/health")).json()
+    assert health["status"] == "ok"
+    assert datetime.fromisoformat(health["timestamp"]).tzinfo is not None
 
 
 async def test_what_is_two_and_two(pod: str, worker: Worker, model: Model) -> None:
@@ -136,6 +143,17 @@ async def test_a_model_that_refuses_is_an_error_that_says_so(pod: str, http: htt
     assert answer.status_code == 502
     assert answer.json()["error"]["code"] == "model_failed"
     assert "refused the key" in answer.json()["error"]["message"]
+
+
+async def test_a_model_is_named_in_either_way_and_one_that_is_nobodys_is_refused(
+    pod: str, http: httpx.AsyncClient, model: Model
+) -> None:
+    apart = {"providerID": "scripted", "modelID": "scripted-2"}
+    assert (await http.post(f"/sandbox/{pod}/message", json={"message": "which?", "model": apart})).status_code == 200
+    assert model.wait_until_asked("which?").body["model"] == "scripted-2"
+    for name in ("scripted-2", {"modelID": "scripted-2"}):
+        refused = await http.post(f"/sandbox/{pod}/message", json={"message": "which?", "model": name})
+        assert (refused.status_code, refused.json()["error"]["code"]) == (400, "invalid_request")
 
 
 async def test_a_session_that_is_not_there_is_not_found(pod: str, http: httpx.AsyncClient) -> None:

@@ -34,6 +34,8 @@ class Row:
     def verdict(self) -> str:
         if self.failure is not None:
             return f"failed: {self.failure}"
+        if not self.goals:
+            return ""
         if not all(goal is not False for goal in self.goals):
             return "not reached"
         return "reached" if None not in self.goals else "reached, but for the rival"

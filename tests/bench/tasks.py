@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from contextlib import ExitStack
+from datetime import UTC, datetime
 from typing import Any
 
 import httpx
@@ -14,7 +16,7 @@ from tests.agents.model import Model, config, say
 from tests.bench.agents import outside
 from tests.bench.paths import expect
 from tests.bench.report import Row
-from tests.bench.samples import Contestant, milliseconds, take_turns
+from tests.bench.samples import Contestant, Samples, milliseconds, take_turns
 from tests.bench.stand import Stand
 
 TEAM = 5
@@ -60,8 +62,9 @@ def first_event(stand: Stand) -> list[Row]:
 
 
 def team(stand: Stand) -> list[Row]:
-    """Agents of a team from one prepared snapshot, until each has its sandbox and its agent is being started."""
-    name = stand.fresh_name()
+    """Agents of a team from one prepared snapshot: until each has its machine and its agent is being started, and until
+    each agent is up and has its prompt. Whoever watches them is not counted: the times are those of their events."""
+    name, up = stand.fresh_name(), dict[int, list[float]]()
     with Model(HOST, key=KEY) as model, stand.client.sandbox(name, toolboxes=["opencode"]) as prepared:
         model.when("", say("ok"))
         prepared.exec("mkdir -p /home/user/workspace && cd /home/user/workspace && seq 20000 | split -l 20 - part-")
@@ -69,27 +72,32 @@ def team(stand: Stand) -> list[Row]:
 
         def measured(agents: int) -> float:
             members = [{"role": f"{number}", "message": "Say ok."} for number in range(agents)]
-            ids: list[str] = []
-
-            def begin() -> None:
-                begun = stand.client.run_team(members, **_work(model), snapshot=snapshot.id, detach=True)
-                ids.extend(agent.id for agent in begun.agents)
-                for id in ids:
-                    _until_started(stand, id)
-
-            took = milliseconds(begin)
-            for id in ids:
-                list(stand.client.follow_task(id))
-            return took
+            asked_at = datetime.now(UTC)
+            begun = stand.client.run_team(members, **_work(model), snapshot=snapshot.id, detach=True)
+            told = [list(stand.client.follow_task(agent.id)) for agent in begun.agents]
+            up.setdefault(agents, []).append(_last(told, "The agent is working.", asked_at))
+            return _last(told, "Starting", asked_at)
 
         measured(1)
+        up.clear()
         rival = Contestant("a team of one", lambda: measured(1), stand.counts.large)
         samples = take_turns(Contestant("Skerry", lambda: measured(TEAM), stand.counts.large), rival)
         prepared.destroy()
     stand.client.delete_snapshot(snapshot, force=True)
     goals = [None if rival.samples is None else samples.p50 <= 1.5 * rival.samples.p50]
     path, reach = f"a team of {TEAM} from one snapshot, until all are at their agent's start", "≤ 1.5x a team of one"
-    return [Row("team-start", path, reach, samples, rivals=[rival], goals=goals)]
+    alone = Contestant("a team of one", values=up.get(1, []))
+    return [
+        Row("team-start", path, reach, samples, rivals=[rival], goals=goals),
+        Row("team-up", "… until all agents are up and have their prompts", "", Samples(up[TEAM]), rivals=[alone]),
+    ]
+
+
+def _last(told: Sequence[Sequence[TaskEvent]], words: str, since: datetime) -> float:
+    """When the last agent of a team was that far, in milliseconds."""
+    found = [event.at for events in told for event in events if (event.message or "").startswith(words)]
+    expect(len(found) == len(told), "Not every agent was started.")
+    return (max(found) - since).total_seconds() * 1000
 
 
 def _first_step(port: int) -> None:
@@ -105,14 +113,6 @@ def _first_step(port: int) -> None:
 
 def _settings(model: Model) -> dict[str, str]:
     return {"OPENCODE_CONFIG_CONTENT": json.dumps(config(model, key=KEY))}
-
-
-def _until_started(stand: Stand, task: str) -> None:
-    with stand.client.follow_task(task) as events:
-        for event in events:
-            if event.type == "status" and (event.message or "").startswith("Starting"):
-                return
-    expect(False, "The agent was not started.")
 
 
 def _of_the_agent(event: TaskEvent) -> bool:

@@ -239,6 +239,36 @@ def test_without_a_server_nothing_can_be_left_to_it(skerry: Skerry) -> None:
     done = skerry("task", "x", "--detach")
     assert done.returncode == 1
     assert b"nobody to leave a task to" in done.stderr
+    added = skerry("schedule", "add", "@daily", "x", "--json")
+    assert added.returncode == 0
+    assert added.stderr == b"A server must run for it to be begun: start one with `skerry serve`.\n"
+    id = json.loads(added.stdout)["id"]
+    assert b"nobody to leave a task to" in skerry("schedule", "run", id).stderr
+    assert b"nobody to leave a task to" in skerry("tasks", "task-0", "--retry").stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (("task", "x", "-t", "-5"), 1, "The request is not valid. timeout: Input should be greater than 0."),
+        (("task", "x", "--config", "CONFIG"), 2, "is no JSON"),
+        (("task", "x", "--template", "fix-tests"), 1, "wants a value for command"),
+        (("task", "x", "--agent", "opencode", "--model", "gpt"), 1, "Write PROVIDER/MODEL"),
+        (("team", "PLAN"), 1, "agents.0.colour: Extra inputs are not permitted"),
+        (("tasks", "--cancel"), 2, "Say of which task: `skerry tasks TASK --cancel`."),
+        (("tasks", "nobody"), 1, "`skerry tasks` lists them"),
+    ],
+)
+def test_a_mistake_is_answered_with_what_to_do_and_not_with_what_was_written(
+    skerry: Skerry, tmp_path: Path, arguments: tuple[str, ...], code: int, words: str
+) -> None:
+    files = {"CONFIG": '{"apiKey": "sk-1", oh', "PLAN": "agents: [{role: a, message: b, colour: sk-1}]"}
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    done = skerry(*(str(tmp_path / word) if word in files else word for word in arguments))
+    assert (done.returncode, done.stdout) == (code, b"")
+    assert words in done.stderr.decode()
+    assert b"sk-1" not in done.stderr
 
 
 def _status(ask: Skerry, task: str) -> str:

@@ -54,6 +54,12 @@ async def test_keys_may_come_from_the_environment(tmp_path: Path, s3: S3) -> Non
         Buckets(tmp_path, path, environ={}).open("far")
 
 
+def test_one_key_of_two_is_refused_and_not_completed_from_elsewhere(tmp_path: Path) -> None:
+    path = written(tmp_path, '[far]\nurl = "s3://far"\naccess_key = "tide"\n')
+    with pytest.raises(BucketSettingsError, match="one of its two keys"):
+        Buckets(tmp_path, path, environ={}).open("far")
+
+
 def test_an_unknown_name_is_answered_with_those_that_are_known(tmp_path: Path) -> None:
     buckets = Buckets(tmp_path, environ=REMOTE)
     with pytest.raises(

@@ -40,6 +40,8 @@ class Preparation:
     setup: Setup
     secrets: Secrets = field(default_factory=dict)
     toolboxes: tuple[str, ...] = ()
+    providers: tuple[str, ...] = ()
+    """Those of the models that are asked for; none if that is left to the agent."""
 
 
 def server_variables(settings: Settings, closed: bool) -> Environment:
@@ -83,6 +85,7 @@ def prepare(
 
 
 def _opencode(config: AgentConfig, directory: str, has: Environment) -> Preparation:
+    check_model(config.model)
     secrets: Secrets = {}
     providers: dict[str, Any] = {}
     for id in _wanted(config):
@@ -102,7 +105,7 @@ def _opencode(config: AgentConfig, directory: str, has: Environment) -> Preparat
         if options or given:
             providers[id] = {**given, "options": options}
     mcp = {name: _mcp(server, secrets) for name, server in config.mcp.items()}
-    settings = {"permission": _ALLOWED, **config.settings, "share": "disabled", "autoupdate": False}
+    settings = {"permission": _ALLOWED, **_denied_goes_on(config.settings), "share": "disabled", "autoupdate": False}
     for name, value in (("provider", providers), ("model", config.model), ("mcp", mcp)):
         if value:
             settings[name] = value
@@ -119,7 +122,23 @@ def _opencode(config: AgentConfig, directory: str, has: Environment) -> Preparat
         env={"OPENCODE_CONFIG_CONTENT": json.dumps(settings)},
         model=config.model,
     )
-    return Preparation(setup, secrets, tuple(toolboxes))
+    return Preparation(setup, secrets, tuple(toolboxes), () if config.model is None else tuple(_wanted(config)))
+
+
+def check_model(model: str | None) -> None:
+    """OpenCode takes what says no provider for a provider without a model."""
+    if model is not None and "/" not in model.strip("/"):
+        raise InvalidRequestError(
+            f"{model[:100]!r} does not say whose model it is.",
+            hint="Write PROVIDER/MODEL, such as anthropic/claude-sonnet-4-5.",
+        )
+
+
+def _denied_goes_on(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """An agent that is denied something is told so and goes on, as others do, unless the configuration wants it to
+    stop there, without a word.
+    """
+    return {**settings, "experimental": {"continue_loop_on_deny": True, **(settings.get("experimental") or {})}}
 
 
 def _wanted(config: AgentConfig) -> list[str]:

@@ -72,7 +72,7 @@ class _Field:
     def _wrong(self, part: str) -> InvalidRequestError:
         also = f", or {self.names[0]} to {self.names[-1]}" if self.names else ""
         return InvalidRequestError(
-            f"{part[:60]!r} is no {self.name} that a schedule can name.",
+            f"{part[:60]!r} is not {'an' if self.name == 'hour' else 'a'} {self.name} that a schedule can name.",
             hint=f"Write * or {self.first} to {self.last}{also}, as lists 1,2, ranges 1-5 and steps */2.",
         )
 

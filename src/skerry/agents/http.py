@@ -42,7 +42,7 @@ class Http:
         """What is answered, parsed; None for nothing. Raises ``HttpFailed``, also for a status of 400 and more."""
         try:
             async with asyncio.timeout(timeout), self._exchange(method, path, body) as answer:
-                data = b""
+                data = bytearray()
                 async for piece in answer.body():
                     data += piece
                     if len(data) > LARGEST_ANSWER:
@@ -50,13 +50,15 @@ class Http:
         except TimeoutError:
             raise HttpFailed(f"{method} {path} was not answered within {timeout:g} seconds.") from None
         if answer.status >= 400:
-            raise HttpFailed(f"{method} {path} was answered with {answer.status}.", answer.status, data[:10_000])
+            raise HttpFailed(f"{method} {path} was answered with {answer.status}.", answer.status, bytes(data[:10_000]))
         if not data:
             return None
         try:
             return json.loads(data)
         except ValueError:
-            raise HttpFailed(f"The answer to {method} {path} is no JSON.", answer.status, data[:10_000]) from None
+            raise HttpFailed(
+                f"The answer to {method} {path} is no JSON.", answer.status, bytes(data[:10_000])
+            ) from None
 
     @asynccontextmanager
     async def events(self, path: str, silence: float) -> AsyncIterator[AsyncGenerator[dict[str, Any], None]]:

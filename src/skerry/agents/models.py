@@ -16,7 +16,7 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Annotated, Any, Literal
 
-from pydantic import AliasChoices, BaseModel, ConfigDict, Field, SecretStr
+from pydantic import AliasChoices, BaseModel, BeforeValidator, ConfigDict, Field, SecretStr
 from pydantic.alias_generators import to_camel
 
 from skerry.models import EgressMode, EgressPolicy, Limits, Request, Result, SandboxRef, SyncResult
@@ -35,6 +35,9 @@ class Tokens(Result):
     reasoning: int = 0
     cache_read: int = 0
     cache_write: int = 0
+
+    def __add__(self, more: Tokens) -> Tokens:
+        return Tokens(**{name: getattr(self, name) + getattr(more, name) for name in Tokens.model_fields})
 
 
 class _Event(Result):
@@ -83,7 +86,7 @@ class AgentFault(_Event):
     type: Literal["error"] = "error"
     error: str
     code: str = "agent_failed"
-    """``model_denied``, ``model_failed``, ``aborted``, ``agent_died``, ``agent_failed``, ``timeout``."""
+    """``model_denied``, ``model_failed``, ``model_unreachable``, ``aborted``, ``agent_died``, ``agent_failed``."""
 
 
 class ExecutionComplete(_Event):
@@ -145,6 +148,16 @@ class AgentConfig(BaseModel):
 # -- AgentPod's worker -------------------------------------------------------------------------------------------------
 
 
+def _model(value: object) -> object:
+    """``provider/model``, or the two apart, as other clients write them."""
+    if isinstance(value, dict) and set(value) == {"providerID", "modelID"}:
+        return f"{value['providerID']}/{value['modelID']}"
+    return value
+
+
+Model = Annotated[str, BeforeValidator(_model), Field(min_length=1, max_length=300)]
+
+
 class WorkerCreate(Request):
     id: str | None = Field(None, description="Made up unless given.")
     user_id: str | None = Field(None, max_length=200, description="Kept as the label `userId`.")
@@ -178,7 +191,7 @@ class WorkerDeleted(Result):
 class WorkerMessage(Request):
     message: str = Field(min_length=1, max_length=4 << 20)
     session_id: str | None = Field(None, description="A new session is begun unless given.")
-    model: str | None = Field(None, pattern=r"^[^/]+/.+$", description="`provider/model`.")
+    model: Model | None = Field(None, description="`provider/model`, or `{providerID, modelID}`.")
     config: dict[str, Any] | None = Field(None, repr=False)
     stream: bool = Field(False, description="Answer with server-sent events, as `Accept: text/event-stream` does too.")
 

@@ -6,6 +6,7 @@ How far it has come is in the store before the next step begins (``step``), so t
     preparing   the sandbox is being made and the repository cloned: begun anew
     prompting   the agent works: asked to go on, in the same session
     collecting  the agent is through: what it changed is still to be collected
+    leaving     all of that is in the store: the sandbox is still to be put away
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import asyncio
 import time
 from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack, aclosing, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -24,6 +25,7 @@ from skerry.agents import artifacts
 from skerry.agents.changes import Base, Changes, NoChangesKnown
 from skerry.agents.config import Environment, Preparation, prepare, server_variables
 from skerry.agents.contract import DIRECTORY, Agent, Prompt, Running, Setup
+from skerry.agents.hidden import Hidden
 from skerry.agents.ids import nanoid
 from skerry.agents.journal import Journal
 from skerry.agents.models import (
@@ -39,14 +41,15 @@ from skerry.agents.models import (
     ToolCall,
 )
 from skerry.agents.muster import Muster
+from skerry.agents.opencode.catalogue import VARIABLE, Catalogue
 from skerry.agents.task_models import CreateTask, TaskDiff, TaskStatus, Work
-from skerry.agents.workplace import Found, Hidden, furnish
+from skerry.agents.workplace import Found, furnish
 from skerry.control.actor import Caller, actor, caller
 from skerry.control.inquiry import inquiry
 from skerry.control.registry import Registry
 from skerry.control.task_rows import TaskRow, TaskRows
-from skerry.errors import SandboxExistsError, SandboxNotFoundError, SkerryError
-from skerry.models import CreateSandbox, KeyScope, SetEgress, now, shown_id
+from skerry.errors import AgentSessionNotFoundError, SandboxExistsError, SandboxNotFoundError, SkerryError
+from skerry.models import CreateSandbox, KeyScope, now, shown_id
 from skerry.runtime.runtime import Runtime
 
 log = structlog.get_logger(__name__)
@@ -73,6 +76,7 @@ class Desk:
     rows: TaskRows
     agents: Mapping[str, Agent]
     told: Callable[[str], None]
+    catalogue: Catalogue
 
     def prepared(
         self, request: Work, model: str | None, directory: str, config: Mapping[str, Any] | None
@@ -83,6 +87,15 @@ class Desk:
         asked = dict(config or {}) | ({} if model is None else {"model": model})
         return prepare(request.agent, asked, directory=directory, has=self._variables())
 
+    async def narrowed(self, prepared: Preparation, env: Mapping[str, str]) -> Setup:
+        """For an agent that need not know of models that it cannot reach. ``env``: what the sandbox has."""
+        setup = prepared.setup
+        known = await self.catalogue.file(prepared.providers, env) if prepared.providers else None
+        if known is None:
+            return setup
+        path, content = known
+        return replace(setup, files={**setup.files, path: content}, env={**setup.env, VARIABLE: path})
+
     def _variables(self) -> Environment:
         return server_variables(self.registry.settings, self.registry.reception.closed)
 
@@ -92,11 +105,11 @@ class Outcome:
     status: TaskStatus
     error: str | None = None
     code: str | None = None
-    hint: str | None = None
 
     @classmethod
     def of(cls, error: SkerryError) -> Outcome:
-        return cls(TaskStatus.FAILED, error.message, error.code, error.hint)
+        said = f"{error.message.rstrip('.')}. {error.hint}" if error.hint else error.message
+        return cls(TaskStatus.FAILED, said, error.code)
 
 
 COMPLETED = Outcome(TaskStatus.COMPLETED)
@@ -115,6 +128,8 @@ class Run:
         self._hidden = hidden
         self._snapshot = snapshot
         self._muster = muster or Muster(())
+        self.has_sandbox = False
+        """Whether it was begun just now, with its sandbox, together with others."""
         self._journal = Journal(desk.rows, row.id, lambda: desk.told(row.id))
         self._prepared = desk.prepared(self.request, row.model, self.directory, hidden.config)
         self._secrets = {**self._prepared.secrets, **CreateSandbox.model_validate({"secrets": hidden.secrets}).secrets}
@@ -125,6 +140,8 @@ class Run:
         self._answer = _Answer()
         self._tokens = Tokens.model_validate(row.tokens)
         self._cost = row.cost
+        self._trouble: str | None = None
+        """Why the model is asked again."""
         self._began = time.monotonic()
 
     @property
@@ -156,9 +173,11 @@ class Run:
                     outcome = await self._supervised(stack)
                 finally:
                     self._muster.do_without(self.row.id)
-                collected = await self._collected(outcome)
+                if self.row.step != "leaving":
+                    collected = await self._collected(outcome)
+                    await self._save(step="leaving", error=outcome.error, error_code=outcome.code, **collected)
             await self._leave_sandbox()
-            await self._end(outcome, collected)
+            await self._end(outcome)
         finally:
             await asyncio.shield(self._journal.close())
 
@@ -182,8 +201,10 @@ class Run:
             await asyncio.gather(clock, wish, work, return_exceptions=True)
         if self._wanted.is_set():
             return CANCELLED
-        seconds = self.request.timeout
-        return Outcome(TaskStatus.FAILED, f"The agent was not through after {seconds:g} seconds.", "timeout")
+        said = f"The agent was not through after {self.request.timeout:g} seconds."
+        if self._trouble is not None:
+            said += f" The last that was heard of its model: {self._trouble}"
+        return Outcome(TaskStatus.FAILED, said, "timeout")
 
     async def _overtime(self) -> None:
         """When the agent has had its time; what comes before it has bounds of its own."""
@@ -201,6 +222,8 @@ class Run:
 
     async def _do(self, stack: AsyncExitStack) -> Outcome:
         try:
+            if self.row.step == "leaving":
+                return self._before()
             if self.row.step == "collecting":
                 await self._desk.registry.get(self.sandbox)
                 self._runtime = await stack.enter_async_context(self._desk.registry.use(self.sandbox))
@@ -230,17 +253,20 @@ class Run:
     async def _begin_anew(self) -> None:
         """A sandbox; one that another process had begun to prepare is not to be trusted."""
         registry = self._desk.registry
-        if self.row.step == "preparing" and self.row.made_sandbox:
-            with suppress(SandboxNotFoundError):
-                await registry.destroy(self.sandbox)
-        await self._save(step="preparing", status=TaskStatus.RUNNING, started_at=self.row.started_at or now())
+        if not self.has_sandbox:
+            if self.row.step == "preparing" and self.row.made_sandbox:
+                with suppress(SandboxNotFoundError):
+                    await registry.destroy(self.sandbox)
+            await self._save(step="preparing", status=TaskStatus.RUNNING, started_at=self.row.started_at or now())
         self._journal.add("start", sandboxId=self.row.sandbox_id, createdNewSandbox=self.row.made_sandbox)
         self._journal.add("status", message="Preparing the sandbox.")
+        if self.has_sandbox:
+            return
         try:
             await registry.create(self.sandbox_request())
         except SandboxExistsError:
             if self._secrets and not self.row.made_sandbox:
-                await registry.set_egress(self.sandbox, SetEgress(secrets=self._secrets))
+                await registry.add_secrets(self.sandbox, self._secrets)
 
     def sandbox_request(self) -> CreateSandbox:
         """The sandbox that the task wants."""
@@ -317,7 +343,7 @@ class Run:
     async def _started(self, runtime: Runtime, found: Found | None) -> Running:
         """The agent, started while it is looked what there is: neither knows of the other."""
         self._journal.add("status", message=f"Starting {self.row.agent}.")
-        start = asyncio.ensure_future(self.agent.start(runtime, self._prepared.setup))
+        start = asyncio.ensure_future(self._start(runtime))
         look = None if found is None else asyncio.ensure_future(self._look(runtime, found))
         try:
             if look is not None:
@@ -329,9 +355,16 @@ class Run:
                     each.cancel()
             await asyncio.gather(start, *(() if look is None else (look,)), return_exceptions=True)
 
+    async def _start(self, runtime: Runtime) -> Running:
+        setup = self._prepared.setup
+        if self.row.made_sandbox and not self._hidden.secrets:  # what other secrets are for is not known
+            setup = await self._desk.narrowed(self._prepared, runtime.sessions.env)
+        return await self.agent.start(runtime, setup)
+
     async def _hear(self, event: AgentEvent) -> None:
         journal = self._journal
         if isinstance(event, Token):
+            self._trouble = None
             if new := self._answer.hear(event.content):
                 journal.add("chunk", content=new)
         elif isinstance(event, ToolCall):
@@ -339,19 +372,24 @@ class Run:
             journal.add("tool_call", event=_plain(event.model_copy(update={"output": output})))
         elif isinstance(event, StepFinish):
             self._cost += event.cost
-            self._tokens = added(self._tokens, event.tokens.model_dump())
+            self._tokens += event.tokens
+            self._trouble = None
             journal.add("step_finish", event=_plain(event))
         elif isinstance(event, Permission):
             journal.add("permission", event=_plain(event))
-            assert self._running is not None
-            await self._running.answer(event.id, "once" if self.request.permissions == "allow" else "reject")
+            await self._answer_for(event)
         elif isinstance(event, Retry):
+            self._trouble = event.message
             journal.add("retry", message=event.message, event=_plain(event))
-        elif isinstance(event, AgentFault):
-            journal.add("warning", message=event.error, code=event.code)
-        else:
-            assert isinstance(event, StepStart)
+        elif isinstance(event, StepStart):
             journal.add("step_start", event=_plain(event))
+        else:
+            assert isinstance(event, AgentFault)  # what follows it says the same, and is the end
+
+    async def _answer_for(self, asked: Permission) -> None:
+        assert self._running is not None
+        with suppress(AgentSessionNotFoundError):  # OpenCode takes a no to one question for a no to all that wait
+            await self._running.answer(asked.id, "once" if self.request.permissions == "allow" else "reject")
 
     # -- the end -------------------------------------------------------------------------------------------------------
 
@@ -403,7 +441,7 @@ class Run:
         except (SkerryError, OSError) as error:
             self._journal.add("warning", message=f"The sandbox could not be left as wished: {error}")
 
-    async def _end(self, outcome: Outcome, collected: dict[str, Any]) -> None:
+    async def _end(self, outcome: Outcome) -> None:
         ended: dict[str, Any] = {
             "status": outcome.status,
             "error": outcome.error,
@@ -411,7 +449,6 @@ class Run:
             "completed_at": now(),
             "step": "ended",
             "runner": None,
-            **collected,
         }
         await self._save(**ended)
         metrics = self._desk.registry.metrics
@@ -450,12 +487,6 @@ def _outcome(event: ExecutionComplete) -> Outcome:
     if event.success:
         return COMPLETED
     return Outcome(TaskStatus.FAILED, event.error or "The agent failed.", event.code or "agent_failed")
-
-
-def added(one: Tokens | None, more: Mapping[str, int]) -> Tokens:
-    """Both together."""
-    one = one or Tokens()
-    return Tokens(**{name: getattr(one, name) + more.get(name, 0) for name in Tokens.model_fields})
 
 
 def _plain(event: AgentEvent) -> dict[str, Any]:

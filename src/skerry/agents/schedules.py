@@ -15,6 +15,7 @@ import structlog
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from skerry.agents.cron import Cron
+from skerry.agents.hidden import Hidden, reason_of
 from skerry.agents.ids import nanoid
 from skerry.agents.task_models import (
     CreateSchedule,
@@ -27,7 +28,6 @@ from skerry.agents.task_models import (
 )
 from skerry.agents.tasks import Tasks, dumped
 from skerry.agents.teams import Teams
-from skerry.agents.workplace import Hidden
 from skerry.control.actor import Caller, actor, caller
 from skerry.control.inquiry import inquiry
 from skerry.control.registry import Registry
@@ -83,7 +83,7 @@ class Schedules:
             overlap=request.overlap,
             paused=request.paused,
             owner=caller.get().owner,
-            secrets=self._tasks.sealed(id, hidden),
+            secrets=hidden.sealed(self._registry.vault, id),
             next_at=cron.after(self._clock()),
             created_at=self._clock(),
         )
@@ -109,7 +109,7 @@ class Schedules:
     async def _mine(self, id: str) -> ScheduleRow:
         row = await self._rows.get(id, caller.get().owner)
         if row is None:
-            raise ScheduleNotFoundError(f"There is no schedule {id[:80]!r}.", hint="GET /api/v2/agents/schedules")
+            raise ScheduleNotFoundError(f"There is no schedule {id[:80]!r}.", hint="`skerry schedule list` lists them.")
         return row
 
     async def update(self, id: str, request: UpdateSchedule) -> ScheduleInfo:
@@ -139,8 +139,10 @@ class Schedules:
     async def run_now(self, id: str) -> ScheduleRun:
         """Once, out of its turn."""
         row = await self._mine(id)
-        if row.paused or not await self._begin(row, row.next_at, [], [self._clock()]):
-            raise ConflictError(f"Schedule {row.name!r} is paused, or was due just now.", hint="Look at its history.")
+        if row.paused:
+            raise ConflictError(f"Schedule {row.name!r} is paused.", hint="Resume it first.")
+        if not await self._begin(row, row.next_at, [], [self._clock()]):
+            raise ConflictError(f"Schedule {row.name!r} was due just now.", hint="Look at its history.")
         return (await self.history(id, limit=1)).runs[0]
 
     # -- when it is time -----------------------------------------------------------------------------------------------
@@ -208,18 +210,18 @@ class Schedules:
         """
         hidden, starts, occurrences = Hidden(), builtins.list[Any](), builtins.list[Occurrence]()
         try:
-            hidden = self._tasks.unsealed(row.id, row.secrets)
+            hidden = Hidden.opened(self._registry.vault, row.id, row.secrets)
         except (SecretUnavailable, ValueError) as error:
             reason = f"Its secrets cannot be opened here: {error}"
             occurrences, begun = [Occurrence(due, "failed", reason=reason) for due in begun], []
         request = {**row.request, "secrets": hidden.secrets, "config": hidden.config}
-        if hidden.username is not None or hidden.password is not None:
-            request["gitUrl"] = self._tasks.with_credentials(row.request["gitUrl"], hidden)
+        if "gitUrl" in request:
+            request["gitUrl"] = hidden.address(request["gitUrl"])
         for due in begun:
             try:
                 team, tasks = self._made(row, request)
-            except SkerryError as error:
-                occurrences.append(Occurrence(due, "failed", reason=error.message))
+            except (SkerryError, ValueError, KeyError) as error:  # an older server wrote it, or another
+                occurrences.append(Occurrence(due, "failed", reason=reason_of(error)))
                 continue
             occurrences.append(Occurrence(due, "started", tasks[0].id, None if team is None else team.id))
             starts.append((team, tasks, hidden))

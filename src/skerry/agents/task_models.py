@@ -6,9 +6,9 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Annotated, Any, Literal
 
-from pydantic import AliasChoices, BeforeValidator, Field, field_serializer, model_validator
+from pydantic import AliasChoices, Field, field_serializer, model_validator
 
-from skerry.agents.models import Tokens
+from skerry.agents.models import Model, Tokens
 from skerry.models import EgressMode, EgressPolicy, EnvVars, Labels, Limits, Request, Result, SandboxRef, Secrets, now
 
 LONGEST_MESSAGE = 1 << 20
@@ -33,14 +33,6 @@ Afterwards = Literal["keep", "stop", "destroy"]
 Missed = Literal["skip", "once", "all"]
 
 
-def _model(value: object) -> object:
-    """``provider/model``, or the two apart, as other clients write them."""
-    if isinstance(value, dict) and set(value) == {"providerID", "modelID"}:
-        return f"{value['providerID']}/{value['modelID']}"
-    return value
-
-
-Model = Annotated[str, BeforeValidator(_model), Field(min_length=1, max_length=300)]
 Message = Annotated[str, Field(min_length=1, max_length=LONGEST_MESSAGE)]
 
 
@@ -162,12 +154,6 @@ class ArtifactInfo(Result):
     path: str
     size: int
     kept: bool = Field(True, description="Whether it can be downloaded; not if it was too large.")
-
-
-class TaskError(Result):
-    code: str
-    message: str
-    hint: str | None = None
 
 
 class TaskSummary(Result):

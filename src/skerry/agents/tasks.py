@@ -1,55 +1,51 @@
 """Tasks: what agents are asked to do, each in a sandbox, on record from the moment it is accepted.
 
-Each open task belongs to one process (``runner``), which holds a lock on a file of that name for as long as it lives.
-So whoever comes after a process that died knows at once which tasks are nobody's, and takes them up or fails them, with
-the reason.
+Each open task belongs to one process (``runner.py``). Whoever comes after a process that died takes up what was its, or
+fails it, with the reason.
 """
 
 from __future__ import annotations
 
 import asyncio
-import fcntl
-import json
-import os
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager, suppress
 from datetime import UTC, date, datetime, time, timedelta
-from pathlib import Path
 from typing import Any
-from urllib.parse import quote
+from weakref import WeakValueDictionary
 
 import structlog
 
 from skerry.agents import run
 from skerry.agents.availability import provider_for
 from skerry.agents.contract import DIRECTORY, Agent
+from skerry.agents.fit import check_fit
+from skerry.agents.hidden import Hidden, reason_of
 from skerry.agents.ids import nanoid
 from skerry.agents.muster import Muster
+from skerry.agents.opencode.catalogue import Catalogue
 from skerry.agents.run import ATTEMPTS, Desk, Outcome, Run
+from skerry.agents.runner import Runner
 from skerry.agents.task_models import (
     AgentUsage,
-    AgentUsageDay,
-    ArtifactInfo,
     CreateTask,
     CreateTeam,
-    TaskDiff,
     TaskEvent,
     TaskInfo,
     TaskList,
     TaskStatus,
-    TaskSummary,
 )
 from skerry.agents.templates import filled
-from skerry.agents.workplace import Hidden
+from skerry.agents.views import described, last_of, summary, summed, told
 from skerry.control.actor import caller, own_id
 from skerry.control.registry import Registry
-from skerry.control.task_rows import TaskEventRow, TaskRow
+from skerry.control.task_rows import TaskRow
 from skerry.egress.secret import SecretUnavailable
 from skerry.errors import (
     ArtifactNotFoundError,
     ConflictError,
     InvalidRequestError,
     SandboxExistsError,
+    SandboxNotFoundError,
     SkerryError,
     TaskNotFoundError,
 )
@@ -75,23 +71,22 @@ class Tasks:
         self._registry = registry
         self._rows = registry.tasks
         self._resume = resume
-        self._desk = Desk(registry, self._rows, agents, self._told)
+        cache = registry.settings.cache or registry.settings.home / "cache"
+        self._desk = Desk(registry, self._rows, agents, self._told, Catalogue(cache))
         self._runs: dict[str, tuple[Run, asyncio.Task[None]]] = {}
         self._slots = asyncio.Semaphore(registry.settings.task_slots)
-        self._turns: dict[str, asyncio.Lock] = {}
+        self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._news: dict[str, set[asyncio.Event]] = {}
         self._keeper: asyncio.Task[None] | None = None
-        self._lock = -1
-        self.runner = ""
+        self._runner = Runner(registry.settings.home)
 
     # -- opening and closing -------------------------------------------------------------------------------------------
 
     async def open(self) -> None:
         """From now on tasks are worked on; those that nobody works on any more are seen to."""
-        self.runner = f"{self._registry.node}-{nanoid(8)}"
-        self._lock = _hold(self._directory / self.runner)
+        self._runner.open(self._registry.node)
         for row in await self._rows.open_of(self._registry.node):
-            if not self._alive(row.runner) and await self._rows.adopt(row.id, row.runner, self.runner):
+            if not self._runner.lives(row.runner) and await self._rows.adopt(row.id, row.runner, self.runner):
                 await self._take_up(row)
         self._keeper = asyncio.get_running_loop().create_task(self._keep())
 
@@ -107,32 +102,12 @@ class Tasks:
         if not self._resume:
             for id in left:
                 await self._fail(id, "The program that worked on it ended.")
-        if self._lock >= 0:
-            (self._directory / self.runner).unlink(missing_ok=True)
-            os.close(self._lock)
-            self._lock = -1
+        self._runner.close()
 
     @property
-    def _directory(self) -> Path:
-        return self._registry.settings.home / "runners"
-
-    def _alive(self, runner: str | None) -> bool:
-        if runner is None or runner == self.runner:
-            return False
-        path = self._directory / runner
-        try:
-            fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-        except OSError:
-            return False
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            return True
-        else:
-            path.unlink(missing_ok=True)
-            return False
-        finally:
-            os.close(fd)
+    def runner(self) -> str:
+        """The name of this process, in the rows of what it works on."""
+        return self._runner.name
 
     async def _take_up(self, row: TaskRow) -> None:
         reason = "The server ended while this task was worked on"
@@ -143,7 +118,7 @@ class Tasks:
         if row.attempts >= ATTEMPTS:
             return await self._fail(row.id, f"{reason}, for the {row.attempts}th time: it is not taken up again.")
         log.info("a task is taken up again", task=row.id, step=row.step)
-        await self._note(row.id, "status", message=f"{reason}; this one takes it up again.")
+        await self.note(row.id, "status", message=f"{reason}; this one takes it up again.")
         await self._start(row)
 
     async def _fail(self, id: str, reason: str) -> None:
@@ -154,9 +129,15 @@ class Tasks:
         """It has ended so, without having been worked on to its end."""
         ended = {"status": outcome.status, "error": outcome.error, "error_code": outcome.code, "completed_at": now()}
         if await self._rows.update(id, unless_ended=True, runner=None, step="ended", **ended) is not None:
-            await self._note(id, "error", message=outcome.error, code=outcome.code, status=outcome.status)
+            await self.note(id, "error", message=outcome.error, code=outcome.code, status=outcome.status)
 
-    async def _note(self, id: str, type: str, **data: Any) -> None:
+    async def end_unless_begun(self, id: str, outcome: Outcome) -> None:
+        """The same, of one that may be worked on already, and then ends by itself."""
+        if id not in self._runs:
+            await self.end(id, outcome)
+
+    async def note(self, id: str, type: str, **data: Any) -> None:
+        """Something happened to it, beside what those who work on it tell."""
         await self._rows.add_events(id, [(type, now(), data)])
         self._told(id)
 
@@ -181,8 +162,12 @@ class Tasks:
         """Accept a task and begin with it. What makes no sense is refused, and nothing is on record then."""
         row, hidden = self.row_of(request)
         row.retry_of = retry_of
-        await self._rows.insert(row)
         work = Run(self._desk, row, hidden)
+        if not row.made_sandbox:
+            with suppress(SandboxNotFoundError):
+                found = await self._registry.get(work.sandbox)
+                check_fit(work.sandbox_request(), found, await self._registry.egress(work.sandbox))
+        await self._rows.insert(row)
         if row.made_sandbox:
             # Here, where quotas and what cannot be are answered with an error and not with a task that failed.
             try:
@@ -195,11 +180,13 @@ class Tasks:
         self.start(work)
         return row
 
-    def row_of(self, request: CreateTask) -> tuple[TaskRow, Hidden]:
-        """A task that whoever asks may have, checked, and not on record yet."""
+    def row_of(self, request: CreateTask, provider: str | None = None) -> tuple[TaskRow, Hidden]:
+        """A task that whoever asks may have, checked, and not on record yet. ``provider``: the one it is known to run
+        on."""
         if request.template_id is not None:
             text = filled(request.template_id, request.values, request.message)
             request = request.model_copy(update={"message": text, "template_id": None, "values": {}})
+        provider = provider or provider_for(self._registry, request.provider, request.use_case)
         request, hidden = self.checked(request)
         id = f"task-{nanoid()}"
         given = QUICK if request.reuse else request.sandbox_id
@@ -210,7 +197,7 @@ class Tasks:
             node=self._registry.node,
             runner=self.runner,
             message=request.message,
-            provider=provider_for(self._registry, request.provider, request.use_case),
+            provider=provider,
             agent=request.agent,
             owner=caller.get().owner,
             sandbox_id=own_id(given or id),
@@ -221,7 +208,7 @@ class Tasks:
             git_url=request.git_url,
             git_branch=request.git_branch,
             request=dumped(request),
-            secrets=self.sealed(id, hidden),
+            secrets=hidden.sealed(self._registry.vault, id),
         )
         return row, hidden
 
@@ -231,7 +218,6 @@ class Tasks:
             raise InvalidRequestError(
                 f"There is no agent {request.agent[:60]!r}.", hint=f"There are {', '.join(sorted(self.agents))}."
             )
-        provider_for(self._registry, request.provider)
         directory = getattr(request, "directory", None) or DIRECTORY
         self._desk.prepared(request, getattr(request, "model", None), directory, request.config)
         changes: dict[str, Any] = {"secrets": {}, "config": None}
@@ -243,20 +229,6 @@ class Tasks:
         secrets = request.model_dump(mode="json", by_alias=True, include={"secrets"})["secrets"]
         return request.model_copy(update=changes), Hidden(secrets, username, password, request.config)
 
-    def sealed(self, id: str, hidden: Hidden) -> str | None:
-        if hidden == Hidden():
-            return None
-        text = json.dumps([hidden.secrets, hidden.username, hidden.password, hidden.config])
-        return self._registry.vault.seal(text, f"task/{id}")
-
-    def unsealed(self, id: str, sealed: str | None) -> Hidden:
-        return Hidden() if sealed is None else Hidden(*json.loads(self._registry.vault.open(sealed, f"task/{id}")))
-
-    def with_credentials(self, url: str, hidden: Hidden) -> str:
-        """An address as it was before its password was taken out."""
-        scheme, _, rest = url.partition("://")
-        return f"{scheme}://{quote(hidden.username or '', safe='')}:{quote(hidden.password or '', safe='')}@{rest}"
-
     # -- working -------------------------------------------------------------------------------------------------------
 
     async def _start(self, row: TaskRow) -> None:
@@ -266,11 +238,17 @@ class Tasks:
                 snapshot = team[0].snapshot
             work = self.work(row, snapshot)
         except (SkerryError, SecretUnavailable, ValueError, KeyError) as error:  # an older server wrote it, or another
-            return await self._fail(row.id, f"It could not be taken up again: {error}")
+            return await self._fail(row.id, f"It could not be taken up again: {reason_of(error)}")
         self.start(work)
 
     def work(self, row: TaskRow, snapshot: str | None = None, muster: Muster | None = None) -> Run:
-        return Run(self._desk, row, self.unsealed(row.id, row.secrets), snapshot, muster)
+        hidden = Hidden.opened(self._registry.vault, row.id, row.secrets)
+        return Run(self._desk, row, hidden, snapshot, muster)
+
+    @property
+    def free(self) -> int:
+        """How many more may be begun and would work at once."""
+        return self._registry.settings.task_slots - len(self._runs)
 
     def start(self, work: Run) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(self._work(work), name=work.row.id)
@@ -311,8 +289,6 @@ class Tasks:
             if not turn.cancelled():
                 self._slots.release()
                 lock.release()
-            if not lock.locked():
-                self._turns.pop(work.sandbox, None)
 
     async def _enter(self, lock: asyncio.Lock) -> None:
         await lock.acquire()
@@ -330,7 +306,9 @@ class Tasks:
     async def _mine(self, id: str) -> TaskRow:
         row = await self._rows.get(id, caller.get().owner)
         if row is None:
-            raise TaskNotFoundError(f"There is no task {id[:80]!r}.", hint="GET /api/v2/agents/tasks lists them.")
+            raise TaskNotFoundError(
+                f"There is no task {id[:80]!r}.", hint="`skerry tasks` lists them, or GET /api/v2/agents/tasks."
+            )
         return row
 
     async def list(self, limit: int, offset: int = 0, **filters: str | None) -> TaskList:
@@ -340,10 +318,14 @@ class Tasks:
     async def wait(self, id: str) -> TaskInfo:
         """When it has ended. Leaving early leaves it alone."""
         with self._listening(id) as news:
+            await self._mine(id)  # there is one, which is theirs
             while True:
                 news.clear()
+                if id in self._runs:
+                    await news.wait()
+                    continue
                 row = await self._mine(id)
-                if TaskStatus(row.status).ended and id not in self._runs:
+                if TaskStatus(row.status).ended:
                     return described(row)
                 await self._hark(id, news)
 
@@ -353,16 +335,16 @@ class Tasks:
         with self._listening(id) as news:
             while True:
                 news.clear()
-                row = await self._mine(id)
+                row = None if id in self._runs else await self._mine(id)
                 page = await self._rows.events(id, after, PAGE)
                 for event in page:
                     last = event.type in LAST
-                    yield _event(event, described(await self._mine(id)) if last else None)
+                    yield told(event, described(await self._mine(id)) if last else None)
                     if last:
                         return
                     after = event.id
-                if len(page) < PAGE and TaskStatus(row.status).ended and id not in self._runs:
-                    yield _last(row, after)  # its last event was lost with the server
+                if len(page) < PAGE and row is not None and TaskStatus(row.status).ended:
+                    yield last_of(row, after)  # its last event was lost with the server
                     return
                 if len(page) < PAGE:
                     await self._hark(id, news)
@@ -399,20 +381,8 @@ class Tasks:
         until = until or now().date()
         since = since or until - timedelta(days=29)
         start, end = (datetime.combine(day, time(), UTC) for day in (since, until + timedelta(days=1)))
-        owner, days = caller.get().owner, dict[str, AgentUsageDay]()
-        for row in await self._rows.spent(owner, start, end):
-            day = days.setdefault(f"{row.completed_at:%Y-%m-%d}", _nothing_on(row.completed_at))
-            day.tasks += 1
-            day.completed += row.status == TaskStatus.COMPLETED
-            day.failed += row.status == TaskStatus.FAILED
-            day.cost = round(day.cost + row.cost, 6)
-            day.tokens = run.added(day.tokens, row.tokens)
-        total = _nothing_on(end)
-        for day in days.values():
-            total.tasks, total.cost = total.tasks + day.tasks, round(total.cost + day.cost, 6)
-            total.tokens = run.added(total.tokens, day.tokens.model_dump())
-        listed = [days[day] for day in sorted(days)]
-        return AgentUsage(owner=owner, days=listed, tasks=total.tasks, cost=total.cost, tokens=total.tokens)
+        owner = caller.get().owner
+        return summed(owner, await self._rows.spent(owner, start, end))
 
     # -- changing ------------------------------------------------------------------------------------------------------
 
@@ -431,16 +401,15 @@ class Tasks:
         if not TaskStatus(row.status).ended:
             raise ConflictError(f"Task {id!r} has not ended yet.", hint="Cancel it first, or wait.")
         request = CreateTask.model_validate(row.request)
-        hidden = self.unsealed(row.id, row.secrets)
+        hidden = Hidden.opened(self._registry.vault, row.id, row.secrets)
         update: dict[str, Any] = {"config": hidden.config} | {
             "secrets": CreateTask.model_validate({"message": "-", "secrets": hidden.secrets}).secrets
         }
         if row.made_sandbox:
             update["session_id"] = None
-        fresh = request.model_copy(update=update)
-        if hidden.password is not None or hidden.username is not None:
-            fresh = fresh.model_copy(update={"git_url": self.with_credentials(request.git_url or "", hidden)})
-        return await self.create(fresh, retry_of=row.id)
+        if request.git_url is not None:
+            update["git_url"] = hidden.address(request.git_url)
+        return await self.create(request.model_copy(update=update), retry_of=row.id)
 
 
 class _Listener:
@@ -460,57 +429,7 @@ class _Listener:
             del self._all[self._id]
 
 
-def summary(row: TaskRow) -> TaskSummary:
-    return TaskSummary(**_facts(row))
-
-
-def described(row: TaskRow) -> TaskInfo:
-    diff = None
-    if row.diff is not None:
-        diff = TaskDiff.model_validate(row.diff)
-        if row.patch is not None:
-            diff.patch = row.patch.decode(errors="replace")
-    return TaskInfo(**_facts(row), diff=diff, artifacts=[ArtifactInfo.model_validate(each) for each in row.artifacts])
-
-
-def _facts(row: TaskRow) -> dict[str, Any]:
-    names = set(TaskSummary.model_fields) - {"task_id", "changed_files"}
-    files = [] if row.diff is None else row.diff["files"]
-    return {name: getattr(row, name) for name in names} | {"task_id": row.id, "changed_files": len(files)}
-
-
-def _event(row: TaskEventRow, task: TaskInfo | None) -> TaskEvent:
-    return TaskEvent.model_validate(
-        {**row.data, "id": row.id, "type": row.type, "taskId": row.task_id, "at": row.at, "task": task}
-    )
-
-
-def _last(row: TaskRow, after: int) -> TaskEvent:
-    done = row.status == TaskStatus.COMPLETED
-    return TaskEvent(
-        id=after,
-        type="done" if done else "error",
-        task_id=row.id,
-        at=row.completed_at or now(),
-        message=row.error,
-        code=row.error_code,
-        status=TaskStatus(row.status),
-        task=described(row),
-    )
-
-
-def _nothing_on(day: datetime) -> AgentUsageDay:
-    return AgentUsageDay(day=f"{day:%Y-%m-%d}", tasks=0, completed=0, failed=0, cost=0.0, tokens=run.added(None, {}))
-
-
 def dumped(request: CreateTask | CreateTeam) -> dict[str, Any]:
     """As it is kept: without secrets."""
     kept: dict[str, Any] = request.model_dump(mode="json", by_alias=True, exclude_defaults=True, exclude={"secrets"})
     return kept | ({"message": request.message} if isinstance(request, CreateTask) else {})
-
-
-def _hold(path: Path) -> int:
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    return fd

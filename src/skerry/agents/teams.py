@@ -13,19 +13,23 @@ from typing import Any, Literal
 
 import structlog
 
+from skerry.agents.availability import provider_for
 from skerry.agents.contract import DIRECTORY
+from skerry.agents.hidden import Hidden
 from skerry.agents.ids import nanoid
+from skerry.agents.models import Tokens
 from skerry.agents.muster import Muster
-from skerry.agents.run import Outcome, added
+from skerry.agents.run import BROKEN, Outcome, Run
 from skerry.agents.task_models import CreateTask, CreateTeam, TaskStatus, TeamAgent, TeamInfo, Work
-from skerry.agents.tasks import Tasks, described, dumped
-from skerry.agents.workplace import Hidden, furnish
+from skerry.agents.tasks import Tasks, dumped
+from skerry.agents.views import described
+from skerry.agents.workplace import furnish
 from skerry.control.actor import Caller, actor, caller, own_id
 from skerry.control.inquiry import inquiry
 from skerry.control.registry import Registry
 from skerry.control.task_rows import TaskRow, TeamRow
 from skerry.errors import SandboxNotFoundError, SkerryError, SnapshotNotFoundError, TeamNotFoundError
-from skerry.models import CreateSandbox, CreateSnapshot, KeyScope, shown_id
+from skerry.models import CreateSandbox, CreateSnapshot, KeyScope, now, shown_id
 
 log = structlog.get_logger(__name__)
 
@@ -64,6 +68,7 @@ class Teams:
     def rows_of(self, request: CreateTeam) -> tuple[TeamRow, list[TaskRow], Hidden]:
         """A team that whoever asks may have, checked, and not on record yet."""
         request, hidden = self._tasks.checked(request)
+        provider = provider_for(self._registry, request.provider, request.use_case)
         id = nanoid()
         common = request.model_dump(mode="json", by_alias=True, exclude_unset=True, include=_OWN - {"secrets"})
         rows = []
@@ -71,10 +76,10 @@ class Teams:
             own = {"message": member.message, "model": member.model, "system": member.system}
             given = common | own | {"agent": member.agent or request.agent, "secrets": hidden.secrets}
             given["config"] = hidden.config
-            row, _ = self._tasks.row_of(CreateTask.model_validate(given))
+            row, _ = self._tasks.row_of(CreateTask.model_validate(given), provider)
             row.team_id, row.place, row.role = id, place, member.role
             row.sandbox_id = own_id(f"team-{id}-agent-{place}")
-            row.secrets = self._tasks.sealed(row.id, hidden)
+            row.secrets = hidden.sealed(self._registry.vault, row.id)
             rows.append(row)
         team = TeamRow(
             id=id,
@@ -83,6 +88,7 @@ class Teams:
             request=dumped(request),
             snapshot=request.snapshot,
             shared=request.snapshot is not None or self._can_share(request),
+            step="preparing" if request.snapshot is None else "running",
         )
         return team, rows, hidden
 
@@ -98,30 +104,61 @@ class Teams:
     def _begin(self, team: TeamRow, work: Any) -> None:
         task = asyncio.get_running_loop().create_task(work, name=f"team-{team.id}")
         self._running[team.id] = task
-        task.add_done_callback(lambda _: self._running.pop(team.id, None))
+        task.add_done_callback(lambda task: self._ended(team.id, task))
+
+    def _ended(self, id: str, task: asyncio.Task[None]) -> None:
+        self._running.pop(id, None)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("a team could not be wound up; the next server does", team=id, exc_info=error)
 
     # -- working -------------------------------------------------------------------------------------------------------
 
     async def _run(self, team: TeamRow, rows: Sequence[TaskRow], hidden: Hidden) -> None:
         _act_for(team)
+        try:
+            await self._start_all(team, rows, hidden)
+        except Exception as error:
+            # Whatever it was, no agent of the team stays open for ever.
+            if not isinstance(error, SkerryError):
+                log.exception("a team broke", team=team.id)
+            outcome = Outcome.of(error) if isinstance(error, SkerryError) else BROKEN
+            for row in rows:
+                await self._tasks.end_unless_begun(row.id, outcome)
+        await self._wind_up(team)
+
+    async def _start_all(self, team: TeamRow, rows: Sequence[TaskRow], hidden: Hidden) -> None:
         snapshot = team.snapshot
         if team.shared and snapshot is None:
-            try:
-                snapshot = await self._prepare(team, rows[0], hidden)
-            except SkerryError as error:
-                for row in rows:
-                    await self._tasks.end(row.id, Outcome.of(error))
-                return await self._rows.update_team(team.id, step="done")
-        await self._rows.update_team(team.id, step="running", snapshot=snapshot)
-        current = [await self._rows.get(row.id) for row in rows]
-        left = [row for row in current if row is not None and not TaskStatus(row.status).ended]
+            what = "Preparing" if team.request.get("gitUrl") is None else f"Cloning {team.request['gitUrl']}"
+            for row in rows:
+                await self._tasks.note(row.id, "status", message=f"{what}, once for all of the team.")
+            snapshot = await self._prepare(team, rows[0], hidden)
+        if team.step != "running":
+            await self._rows.update_team(team.id, step="running", snapshot=snapshot)
+        at_once = snapshot is not None and len(rows) <= self._tasks.free
+        left = await (self._begun(rows) if at_once else self._left(rows))
         muster = Muster(row.id for row in left)
-        for row in left:
-            work = self._tasks.work(row, snapshot, muster)
-            if row.cancel:
+        works = [self._tasks.work(row, snapshot, muster) for row in left]
+        if at_once and snapshot is not None:
+            await self._make_sandboxes(snapshot, [work for work in works if not work.row.cancel])
+        for work in works:
+            if work.row.cancel:
                 work.cancel()
             self._tasks.start(work)
-        await self._wind_up(team)
+
+    async def _begun(self, rows: Sequence[TaskRow]) -> list[TaskRow]:
+        return await self._rows.begin([row.id for row in rows], now())
+
+    async def _left(self, rows: Sequence[TaskRow]) -> list[TaskRow]:
+        found = [await self._rows.get(row.id) for row in rows]
+        return [row for row in found if row is not None and not TaskStatus(row.status).ended]
+
+    async def _make_sandboxes(self, snapshot: str, works: Sequence[Run]) -> None:
+        """All at once, which costs little more than one. If that cannot be, each has its own made, or fails alone."""
+        with suppress(SkerryError):
+            await self._registry.create_from(snapshot, [work.sandbox_request() for work in works])
+            for work in works:
+                work.has_sandbox = True
 
     async def _prepare(self, team: TeamRow, first: TaskRow, hidden: Hidden) -> str:
         """A snapshot of what they all begin with."""
@@ -147,6 +184,9 @@ class Teams:
         _act_for(team)
         with suppress(SandboxNotFoundError):
             await self._registry.destroy(own_id(f"team-{team.id}-base"))
+        await self._see_through(team)
+
+    async def _see_through(self, team: TeamRow) -> None:
         found = await self._rows.team(team.id)
         if found is None:
             return
@@ -185,16 +225,13 @@ def _act_for(team: TeamRow) -> None:
 
 def _described(team: TeamRow, rows: Sequence[TaskRow]) -> TeamInfo:
     agents = [TeamAgent.model_validate(described(row).model_dump()) for row in rows]
-    tokens = added(None, {})
-    for agent in agents:
-        tokens = added(tokens, agent.tokens.model_dump())
     return TeamInfo(
         team_id=team.id,
         status=_status({agent.status for agent in agents}),
         agents=agents,
         shared=team.shared,
         cost=round(sum(agent.cost for agent in agents), 6),
-        tokens=tokens,
+        tokens=sum((agent.tokens for agent in agents), Tokens()),
         created_at=team.created_at,
     )
 

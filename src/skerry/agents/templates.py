@@ -99,8 +99,11 @@ def filled(id: str, values: Mapping[str, str], message: str) -> str:
     names = {blank.name for blank in template.placeholders}
     missing, unknown = names - values.keys(), values.keys() - names
     if missing or unknown:
+        said = [f"wants a value for {', '.join(sorted(missing))}"] if missing else []
+        said += [f"has no {', '.join(sorted(unknown))}"] if unknown else []
         raise InvalidRequestError(
-            f"Template {id!r} has the blanks {', '.join(sorted(names)) or 'none'}.",
+            f"Template {id!r} {' and '.join(said)}.",
+            hint="Send `values`, or --value BLANK=TEXT." if missing else None,
             details={"missing": sorted(missing), "unknown": sorted(unknown)},
         )
     text = _BLANK.sub(lambda match: values[match[1]], template.prompt)

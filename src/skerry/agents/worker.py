@@ -16,7 +16,7 @@ from weakref import WeakValueDictionary
 
 import structlog
 
-from skerry.agents.config import Preparation, prepare, server_variables
+from skerry.agents.config import Preparation, check_model, prepare, server_variables
 from skerry.agents.contract import DIRECTORY, Prompt, Setup
 from skerry.agents.known import OPENCODE
 from skerry.agents.models import (
@@ -24,9 +24,9 @@ from skerry.agents.models import (
     ExecutionComplete,
     MessageDone,
     MessageStart,
+    Permission,
     StepFinish,
     Token,
-    Tokens,
     WorkerAnswer,
     WorkerCreate,
     WorkerDeleted,
@@ -51,7 +51,6 @@ from skerry.models import (
     CreateSandbox,
     GitClone,
     SandboxInfo,
-    SetEgress,
     StartSandbox,
     State,
     SyncRequest,
@@ -76,6 +75,7 @@ _STATUS = {
 _ERRORS: dict[str, type[AgentError]] = {
     "model_denied": ModelFailedError,
     "model_failed": ModelFailedError,
+    "model_unreachable": ModelFailedError,
     "agent_died": AgentDiedError,
     "agent_session_not_found": AgentSessionNotFoundError,
 }
@@ -180,7 +180,7 @@ class Worker:
         if change is None:
             return running or await OPENCODE.start(runtime, Setup())
         if change.secrets:
-            await self._registry.set_egress(id, SetEgress(secrets=change.secrets))
+            await self._registry.add_secrets(id, change.secrets)
         if running is not None and running.started_with != dict(change.setup.env):
             await running.stop()
         return await OPENCODE.start(runtime, change.setup)
@@ -206,6 +206,7 @@ class Worker:
 
         ``attended``: whether somebody is there whom it can ask for leave to use a tool; else it is denied.
         """
+        check_model(request.model)
         change = None if request.config is None else self._prepare(request.config)
         async with self.agent(id, change) as agent:
             session = request.session_id
@@ -219,8 +220,9 @@ class Worker:
             lock = self._turns.setdefault(f"{id}/{session}", asyncio.Lock())
             async with lock:
                 yield MessageStart(session_id=session, message_id=prompt.message_id)
-                async for event in self._turn(id, agent, session, prompt, attended):
-                    yield event
+                async with contextlib.aclosing(self._turn(id, agent, session, prompt, attended)) as events:
+                    async for event in events:
+                        yield event
                 await self._after(id)
 
     async def _turn(
@@ -229,19 +231,21 @@ class Worker:
         done = MessageDone(session_id=session, message_id=prompt.message_id, response="")
         began, ended = time.perf_counter(), False
         try:
-            async for event in agent.prompt(session, prompt):
-                match event:
-                    case Token():
-                        done.response = event.content
-                    case StepFinish():
-                        done.cost += event.cost
-                        done.tokens = _sum(done.tokens, event.tokens)
-                    case ExecutionComplete():
-                        ended = True
-                        done.success, done.error, done.code = event.success, event.error, event.code
-                    case _ if event.type == "permission" and not attended:
-                        await agent.answer(event.id, "reject")
-                yield event
+            async with contextlib.aclosing(agent.prompt(session, prompt)) as events:
+                async for event in events:
+                    match event:
+                        case Token():
+                            done.response = event.content
+                        case StepFinish():
+                            done.cost += event.cost
+                            done.tokens += event.tokens
+                        case ExecutionComplete():
+                            ended = True
+                            done.success, done.error, done.code = event.success, event.error, event.code
+                        case Permission() if not attended:
+                            with contextlib.suppress(AgentSessionNotFoundError):  # a no to one is a no to all that wait
+                                await agent.answer(event.id, "reject")
+                    yield event
         finally:
             if not ended and agent.alive:
                 with contextlib.suppress(SkerryError):
@@ -309,7 +313,3 @@ async def _parts(agent: RunningOpenCode, session: str, prompt: str) -> list[Any]
     except AgentError as error:
         log.warning("the parts of an answer could not be had", reason=error.message)
     return found
-
-
-def _sum(one: Tokens, other: Tokens) -> Tokens:
-    return Tokens(**{name: getattr(one, name) + getattr(other, name) for name in Tokens.model_fields})

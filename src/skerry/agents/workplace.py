@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
 
+from skerry.agents.hidden import Hidden
 from skerry.agents.task_models import Work
 from skerry.errors import FileExistsInSandboxError, SetupFailedError, SkerryError
 from skerry.models import ExecRequest, GitClone
@@ -15,17 +15,6 @@ from skerry.runtime.runtime import Runtime
 
 KEPT = 2000
 """Characters of what a command that failed has printed."""
-
-
-@dataclass(frozen=True, slots=True)
-class Hidden:
-    """What was given along with a task that is kept sealed."""
-
-    secrets: dict[str, Any] = field(default_factory=dict, repr=False)
-    username: str | None = field(default=None, repr=False)
-    password: str | None = field(default=None, repr=False)
-    config: dict[str, Any] | None = field(default=None, repr=False)
-    """Of the agent, with keys in it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from inspect import Parameter, signature
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -15,16 +16,18 @@ from skerry.cli.output import AsJson, print_json, print_table, size_text
 if TYPE_CHECKING:
     from skerry import SandboxMetrics
 
-Tier = Annotated[str | None, typer.Option(help="Limits by name: starter, builder, …, standard-4.")]
-Memory = Annotated[str | None, typer.Option(help="Memory it may use: 512M, 2G.")]
-Cpu = Annotated[str | None, typer.Option(help="Processors it may use: 0.5, 2.")]
-Pids = Annotated[str | None, typer.Option(help="Processes and threads at a time.")]
-OpenFiles = Annotated[str | None, typer.Option(help="Files each process may have open.")]
-Disk = Annotated[str | None, typer.Option(help="Disk space for its own files: 4G.")]
-Tmpfs = Annotated[str | None, typer.Option(help="Size of /dev/shm: 64M.")]
-Output = Annotated[str | None, typer.Option(help="Bytes of each stream of a result: 1M.")]
-Log = Annotated[str | None, typer.Option(help="Bytes kept of a background process's output: 16M.")]
-Lifetime = Annotated[str | None, typer.Option(help="Time from its creation until it is stopped: 90s, 2h, 7d.")]
+OPTIONS = {
+    "tier": "Limits by name: starter, builder, …, standard-4.",
+    "memory": "Memory it may use: 512M, 2G.",
+    "cpu": "Processors it may use: 0.5, 2.",
+    "pids": "Processes and threads at a time.",
+    "open_files": "Files each process may have open.",
+    "disk": "Disk space for its own files: 4G.",
+    "tmpfs": "Size of /dev/shm: 64M.",
+    "output": "Bytes of each stream of a result: 1M.",
+    "log": "Bytes kept of a background process's output: 16M.",
+    "lifetime": "Time from its creation until it is stopped: 90s, 2h, 7d.",
+}
 
 EVERY = 2.0
 COLUMNS = ("NAME", "STATE", "CPU", "CPU TIME", "MEMORY", "PEAK", "DISK", "PROCESSES", "NET IN/OUT")
@@ -34,8 +37,30 @@ def register(app: typer.Typer) -> None:
     app.command()(stats)
 
 
-def given_limits(**options: str | None) -> dict[str, Any] | None:
-    """The limits of a command line; `none` takes one away."""
+def takes_limits(command: Callable[..., None]) -> Callable[..., None]:
+    """The command with an option for each limit; it is given all of them as ``limits``, where there are any."""
+    own = signature(command, eval_str=True)
+
+    def with_options(**given: Any) -> None:
+        limits = _limits({name: given.pop(name) for name in OPTIONS})
+        command(**given, limits=limits)
+
+    *before, last = (each for each in own.parameters.values() if each.name != "limits")
+    options = [
+        Parameter(name, Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[str | None, typer.Option(help=help)])
+        for name, help in OPTIONS.items()
+    ]
+    shown = [*before, *options, last]
+    with_options.__name__, with_options.__doc__ = command.__name__, command.__doc__
+    with_options.__annotations__ = {each.name: each.annotation for each in shown}
+    with_options.__signature__ = own.replace(  # type: ignore[attr-defined]
+        parameters=[each.replace(kind=Parameter.KEYWORD_ONLY) for each in shown]
+    )
+    return with_options
+
+
+def _limits(options: Mapping[str, str | None]) -> dict[str, Any] | None:
+    """`none` takes one away."""
     found: dict[str, Any] = {}
     for name, value in options.items():
         if value is not None:

@@ -4,24 +4,12 @@ from __future__ import annotations
 
 import sys
 from functools import partial
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from skerry.cli.context import Target, pairs, place, target_of
-from skerry.cli.limits import (
-    Cpu,
-    Disk,
-    Lifetime,
-    Log,
-    Memory,
-    OpenFiles,
-    Output,
-    Pids,
-    Tier,
-    Tmpfs,
-    given_limits,
-)
+from skerry.cli.limits import takes_limits
 from skerry.cli.output import AsJson, print_json, print_state, print_table
 from skerry.cli.sleep import HibernateAfter, OnIdle
 
@@ -33,6 +21,7 @@ def register(app: typer.Typer) -> None:
         app.command()(command)
 
 
+@takes_limits
 def create(
     context: typer.Context,
     name: Annotated[str | None, typer.Argument(help="Its name; one is made up without.")] = None,
@@ -49,16 +38,7 @@ def create(
         list[str] | None, typer.Option("--toolbox", help="Programs of the host to show inside; may be given again.")
     ] = None,
     provider: Annotated[str | None, typer.Option(help="Where it is to live: local, docker.")] = None,
-    tier: Tier = None,
-    memory: Memory = None,
-    cpu: Cpu = None,
-    pids: Pids = None,
-    open_files: OpenFiles = None,
-    disk: Disk = None,
-    tmpfs: Tmpfs = None,
-    output: Output = None,
-    log: Log = None,
-    lifetime: Lifetime = None,
+    limits: dict[str, Any] | None = None,
     as_json: AsJson = False,
 ) -> None:
     """Make a sandbox, without starting it yet."""
@@ -78,18 +58,7 @@ def create(
         ephemeral=ephemeral or None,
         toolboxes=toolbox or None,
         provider=provider,
-        limits=given_limits(
-            tier=tier,
-            memory=memory,
-            cpu=cpu,
-            pids=pids,
-            open_files=open_files,
-            disk=disk,
-            tmpfs=tmpfs,
-            output=output,
-            log=log,
-            lifetime=lifetime,
-        ),
+        limits=limits,
         url=target.url,
         api_key=target.api_key,
         home=target.home,

@@ -3,24 +3,12 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from skerry.cli.context import pairs, target_of
-from skerry.cli.limits import (
-    Cpu,
-    Disk,
-    Lifetime,
-    Log,
-    Memory,
-    OpenFiles,
-    Output,
-    Pids,
-    Tier,
-    Tmpfs,
-    given_limits,
-)
+from skerry.cli.limits import takes_limits
 from skerry.cli.output import AsJson, print_json, print_state, print_table
 
 if TYPE_CHECKING:
@@ -73,6 +61,7 @@ def touch(context: typer.Context, name: Name, as_json: AsJson = False) -> None:
     print("-" if found.sleeps_in is None else f"{found.sleeps_in:.0f}")
 
 
+@takes_limits
 def update(
     context: typer.Context,
     name: Name,
@@ -81,16 +70,7 @@ def update(
     on_idle: OnIdle = None,
     hibernate_after: HibernateAfter = None,
     label: Annotated[list[str] | None, typer.Option("--label", "-l", help="KEY=VALUE; replaces all labels.")] = None,
-    tier: Tier = None,
-    memory: Memory = None,
-    cpu: Cpu = None,
-    pids: Pids = None,
-    open_files: OpenFiles = None,
-    disk: Disk = None,
-    tmpfs: Tmpfs = None,
-    output: Output = None,
-    log: Log = None,
-    lifetime: Lifetime = None,
+    limits: dict[str, Any] | None = None,
     as_json: AsJson = False,
 ) -> None:
     """Change when a sandbox sleeps, and how, its labels or its limits (`none` takes one away). It may run meanwhile."""
@@ -101,18 +81,7 @@ def update(
             keep_alive=keep_alive,
             on_idle=on_idle,
             hibernate_after=hibernate_after,
-            limits=given_limits(
-                tier=tier,
-                memory=memory,
-                cpu=cpu,
-                pids=pids,
-                open_files=open_files,
-                disk=disk,
-                tmpfs=tmpfs,
-                output=output,
-                log=log,
-                lifetime=lifetime,
-            ),
+            limits=limits,
         )
     print_json(found) if as_json else print(found.id)
 

@@ -15,7 +15,7 @@ from skerry.cli.egress import SECRET, parse_secret
 from skerry.cli.output import AsJson, print_json, print_table, somebody_looks
 
 if TYPE_CHECKING:
-    from skerry import TeamInfo
+    from skerry import Client, TeamInfo
 
 Repo = Annotated[str | None, typer.Option("--repo", "-r", help="A repository to clone.")]
 Branch = Annotated[str | None, typer.Option("--branch", "-b", help="Of the repository.")]
@@ -60,6 +60,7 @@ def task(
     branch: Branch = None,
     depth: Depth = None,
     provider: Provider = None,
+    image: Annotated[str | None, typer.Option(help="What its sandbox starts from.")] = None,
     agent: Agent = None,
     model: Model = None,
     config: Config = None,
@@ -87,6 +88,7 @@ def task(
     """
     options = _options(repo, branch, depth, provider, agent, config, prepare, secret, egress, allow, env, timeout)
     options |= _given(model=model, sandbox_id=sandbox, template_id=template, afterwards=afterwards, artifacts=artifact)
+    options |= _given(image=image)
     if reuse:
         options["reuse"] = True
     if value:
@@ -100,14 +102,22 @@ def task(
     return asyncio.run(_watched(target, text, options, as_json))
 
 
-def _detached(target: Target, text: str, options: dict[str, Any], as_json: bool) -> int:
+def _has_server(client: Client) -> bool:
+    return client.connection.endpoint().host is None
+
+
+def _need_server(client: Client) -> None:
     from skerry import InvalidRequestError
 
+    if not _has_server(client):
+        raise InvalidRequestError(
+            "Without a server there is nobody to leave a task to.", hint="Start one with `skerry serve`."
+        )
+
+
+def _detached(target: Target, text: str, options: dict[str, Any], as_json: bool) -> int:
     with target.client() as client:
-        if client.connection.endpoint().host is not None:
-            raise InvalidRequestError(
-                "Without a server there is nobody to leave a task to.", hint="Start one with `skerry serve`."
-            )
+        _need_server(client)
         begun = client.start_task(text, **options)
     print_json(begun) if as_json else print(begun.id)
     return 0
@@ -138,6 +148,9 @@ def tasks(
 ) -> int:
     """List tasks, the latest first; or look at one, follow, cancel or retry it."""
     target = target_of(context)
+    wish = next((name for name, given in _wishes(diff, follow, cancel, retry, artifact).items() if given), None)
+    if task is None and wish is not None:
+        raise typer.BadParameter(f"Say of which task: `skerry tasks TASK {wish}`.", param_hint="TASK")
     if task is not None and follow:
         return asyncio.run(_followed(target, task, as_json))
     with target.client() as client:
@@ -167,6 +180,16 @@ def tasks(
         return _one(client, task, diff, cancel, retry, artifact, as_json)
 
 
+def _wishes(diff: bool, follow: bool, cancel: bool, retry: bool, artifact: str | None) -> dict[str, bool]:
+    return {
+        "--diff": diff,
+        "--follow": follow,
+        "--cancel": cancel,
+        "--retry": retry,
+        "--artifact": artifact is not None,
+    }
+
+
 def _one(client: Any, task: str, diff: bool, cancel: bool, retry: bool, artifact: str | None, as_json: bool) -> int:
     from skerry.cli.watching import exit_code, summary
 
@@ -176,6 +199,7 @@ def _one(client: Any, task: str, diff: bool, cancel: bool, retry: bool, artifact
         sys.stdout.flush()
         return 0
     if retry:
+        _need_server(client)
         again = client.retry_task(task)
         print_json(again) if as_json else print(again.id)
         return 0
@@ -299,11 +323,12 @@ def add_schedule(
         made = client.create_schedule(
             name or _head(message), cron, message, timezone=timezone, missed=missed, overlap=overlap, **options
         )
-    if as_json:
-        return print_json(made)
-    print(made.id)
-    if somebody_looks():
+        served = _has_server(client)
+    print_json(made) if as_json else print(made.id)
+    if somebody_looks() and not as_json:
         print(f"It is due next at {made.next_at:%Y-%m-%d %H:%M} UTC.")
+    if not served:
+        print("A server must run for it to be begun: start one with `skerry serve`.", file=sys.stderr)
 
 
 def list_schedules(context: typer.Context, as_json: AsJson = False) -> None:
@@ -371,6 +396,7 @@ def schedule_history(
 def run_schedule(context: typer.Context, schedule: ScheduleId, as_json: AsJson = False) -> None:
     """Run it once now. Prints the task's id."""
     with target_of(context).client() as client:
+        _need_server(client)
         run = client.run_schedule(schedule)
     print_json(run) if as_json else print(run.task_id)
 
@@ -395,7 +421,7 @@ def _options(
     options = _given(git_url=repo, git_branch=branch, git_depth=depth, provider=provider, agent=agent, prepare=prepare)
     options |= _given(timeout=timeout)
     if config is not None:
-        options["config"] = json.loads(config.read_text())
+        options["config"] = _configuration(config)
     if secret:
         options["secrets"] = dict(parse_secret(text) for text in secret)
     if egress is not None or allow:
@@ -403,6 +429,16 @@ def _options(
     if env:
         options["env"] = pairs(env, "--env")
     return options
+
+
+def _configuration(path: Path) -> Any:
+    try:
+        found = json.loads(path.read_text())
+    except ValueError as error:
+        raise typer.BadParameter(f"{path} is no JSON: {error}.", param_hint="--config") from None
+    if not isinstance(found, dict):
+        raise typer.BadParameter(f"{path} holds no settings: {{…}} is wanted.", param_hint="--config")
+    return found
 
 
 def _given(**options: Any) -> dict[str, Any]:

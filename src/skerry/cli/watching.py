@@ -93,14 +93,13 @@ class Presses:
 class View:
     """The answer and the patch go to stdout, what else there is to know to stderr; with ``as_json``, only the task."""
 
-    def __init__(self, as_json: bool, *, quiet: bool = False, prefix: str = "") -> None:
+    def __init__(self, as_json: bool, *, prefix: str = "") -> None:
         self._as_json = as_json
-        self._quiet = quiet or as_json
         self._line_open = False
         self._prefix = prefix
 
     def show(self, event: TaskEvent) -> None:
-        if self._quiet:
+        if self._as_json:
             return
         if event.type == "chunk" and event.content:
             sys.stdout.write(event.content)
@@ -120,7 +119,7 @@ class View:
             self.note(f"{call['tool']}: {_line(call.get('output') or 'failed')}", mark="✗")
 
     def note(self, text: str, mark: str = "·") -> None:
-        if self._quiet:
+        if self._as_json:
             return
         self._close_line()
         line = f"{self._prefix}{mark} {text}"

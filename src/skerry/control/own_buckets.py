@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
-from functools import cached_property
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
@@ -33,16 +32,11 @@ Own = dict[str, Any]
 
 
 class OwnBuckets:
-    def __init__(self, settings: Settings, closed: Callable[[], bool]) -> None:
-        """``closed``: whether the server wants keys."""
+    def __init__(self, settings: Settings, closed: Callable[[], bool], vault: Callable[[], Vault]) -> None:
+        """``closed``: whether the server wants keys; ``vault``: the server's, once it is open."""
         self._settings = settings
         self._closed = closed
-
-    @cached_property
-    def _vault(self) -> Vault:
-        from skerry.egress.vault import Vault
-
-        return Vault(self._settings.home)
+        self._vault = vault
 
     def kept(self, request: MountBucket, id: str, path: str) -> Own | None:
         """What is stored of a bucket that the request describes; None where it means one that is configured."""
@@ -57,7 +51,7 @@ class OwnBuckets:
         self._check(request.endpoint)
         keys = request.credentials
         sealed = json.dumps([keys.access_key_id, keys.secret_access_key.get_secret_value()])
-        return {"endpoint": request.endpoint.rstrip("/"), "sealed": self._vault.seal(sealed, _purpose(id, path))}
+        return {"endpoint": request.endpoint.rstrip("/"), "sealed": self._vault().seal(sealed, _purpose(id, path))}
 
     def opened(self, row: MountRow) -> Bucket:
         """Judged again: what may be reached can have changed since it was mounted."""
@@ -82,7 +76,8 @@ class OwnBuckets:
         from skerry.egress.secret import SecretUnavailable
 
         try:
-            access, secret = json.loads(self._vault.open((row.own or {})["sealed"], _purpose(row.sandbox_id, row.path)))
+            sealed = (row.own or {})["sealed"]
+            access, secret = json.loads(self._vault().open(sealed, _purpose(row.sandbox_id, row.path)))
         except SecretUnavailable:
             return None
         return access, secret

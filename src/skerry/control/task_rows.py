@@ -118,8 +118,8 @@ class TaskRows:
         """The same, in a transaction with something else."""
         if team is not None:
             await connection.execute(insert(teams).values(_values(team)))
-        for row in rows:
-            await connection.execute(insert(tasks).values(_values(row)))
+        if rows:
+            await connection.execute(insert(tasks), [_values(row) for row in rows])
 
     async def get(self, id: str, owner: str | None = None) -> TaskRow | None:
         statement = select(tasks).where(tasks.c.id == id)
@@ -165,6 +165,13 @@ class TaskRows:
             return None
         rows = await self._read(select(tasks).where(tasks.c.team_id == id).order_by(tasks.c.place))
         return TeamRow(**found[0]._mapping), [TaskRow(**row._mapping) for row in rows]
+
+    async def begin(self, ids: Sequence[str], at: datetime) -> builtins.list[TaskRow]:
+        """Tasks that are begun together; those of them that have not ended."""
+        mine = (tasks.c.id.in_(ids), tasks.c.status.in_(OPEN))
+        begun = {"status": "running", "step": "preparing", "started_at": func.coalesce(tasks.c.started_at, at)}
+        rows = await self._write(update(tasks).where(*mine).values(begun).returning(*tasks.c))
+        return sorted((TaskRow(**row._mapping) for row in rows), key=lambda row: row.place or 0)
 
     async def update_team(self, id: str, **changes: Any) -> None:
         await self._write(update(teams).where(teams.c.id == id).values(changes))

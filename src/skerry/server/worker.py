@@ -61,7 +61,7 @@ STREAMED: dict[int | str, dict[str, Any]] = {
 }
 CREATED: dict[int | str, dict[str, Any]] = {200: {"description": "It runs, with its agent."}}
 
-_WRITTEN = re.compile(r"/sandbox/([A-Za-z0-9][A-Za-z0-9_-]*)(?!/error$)(/.*)?")  # …/error is a session's own
+_WRITTEN = re.compile(r"/sandbox/([A-Za-z0-9][A-Za-z0-9_-]*)(?!/(?:error|pr)$)(/.*)?")  # those are a session's own
 _RAW = re.compile(rb"/v1/sandboxes/([^/]+)/worker/opencode(?=/|$)")
 
 

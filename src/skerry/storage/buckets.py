@@ -33,7 +33,11 @@ __all__ = ["Bucket", "Buckets", "Item"]
 
 DEFAULT = "default"
 REMOTE = ("R2_ENDPOINT", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "PROJECT_DATA_BUCKET_NAME")
+SESSION = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN")
+"""They belong together: the token is none of other keys."""
 _KINDS: dict[str, Kind] = {"file": "directory", "s3": "s3", "gs": "gcs"}
+
+Keys = Callable[[], dict[str, Any]]
 
 
 class Entry(BaseModel):
@@ -201,7 +205,7 @@ def _store(
     bucket: str,
     path: str,
     environ: Mapping[str, str],
-    keys: Callable[[], Any] | None = None,
+    keys: Keys | None = None,
 ) -> ObjectStore:
     limit = timedelta(seconds=entry.timeout)
     client: Any = {
@@ -229,10 +233,10 @@ def _store(
     options: Any = {"region": entry.region or "us-east-1", "virtual_hosted_style_request": False}
     if entry.endpoint:
         options["endpoint"] = entry.endpoint
-    if keys is not None:
-        return S3Store(bucket, config=options, client_options=client, retry_config=retry, credential_provider=keys)
-    options |= _keys(name, entry, environ)
-    return S3Store(bucket, config=options, client_options=client, retry_config=retry)
+    given: Any = keys or _keys(name, entry, environ)
+    if given is None:
+        return S3Store(bucket, config=options, client_options=client, retry_config=retry)
+    return S3Store(bucket, config=options, client_options=client, retry_config=retry, credential_provider=given)
 
 
 def opened_with(name: str, endpoint: str, access_key: str, secret_key: str) -> Bucket:
@@ -244,12 +248,14 @@ def opened_with(name: str, endpoint: str, access_key: str, secret_key: str) -> B
             f"The endpoint cannot be used: {error.errors(include_input=False)[0]['msg']}"
         ) from None
     keep(secret_key)
-
-    def keys() -> Any:
-        # In place of the environment's, of which a session's token would otherwise be sent along.
-        return {"access_key_id": access_key, "secret_access_key": secret_key, "token": None, "expires_at": None}
-
+    keys = _provider(access_key, secret_key)
     return Bucket(name, "s3", _store(name, entry, name, "", {}, keys), "", entry.timeout)
+
+
+def _provider(access_key: str, secret_key: str, token: str | None = None) -> Keys:
+    """In place of the environment's, of which a session's token would otherwise be sent along."""
+    found = {"access_key_id": access_key, "secret_access_key": secret_key, "token": token, "expires_at": None}
+    return lambda: found
 
 
 def _region(endpoint: str) -> str:
@@ -259,20 +265,28 @@ def _region(endpoint: str) -> str:
     return named[1] if named else "us-east-1"
 
 
-def _keys(name: str, entry: Entry, environ: Mapping[str, str]) -> dict[str, str]:
+def _keys(name: str, entry: Entry, environ: Mapping[str, str]) -> Keys | None:
     """None configured means whatever the machine itself offers (its environment, its role)."""
-    found: dict[str, str] = {}
-    for option, value, variable in (
-        ("access_key_id", entry.access_key, entry.access_key_env),
-        ("secret_access_key", entry.secret_key, entry.secret_key_env),
-    ):
-        if variable is not None and not environ.get(variable):
-            raise BucketNotConfiguredError(
-                f"missing env vars: {variable}",
-                hint=f"Bucket {name!r} takes a key from it; set it for the server.",
-                details={"missing": [variable]},
-            )
-        if value := value or environ.get(variable or ""):
-            keep(value)
-            found[option] = value
-    return found
+    access = _key(name, entry.access_key, entry.access_key_env, environ)
+    secret = _key(name, entry.secret_key, entry.secret_key_env, environ)
+    if access is None and secret is None:
+        return None
+    if access is None or secret is None:
+        raise BucketSettingsError(
+            f"Bucket {name!r} has one of its two keys.", hint="Name both, or neither to use what the machine offers."
+        )
+    session = (entry.access_key_env, entry.secret_key_env) == SESSION[:2]
+    return _provider(access, secret, (environ.get(SESSION[2]) or None) if session else None)
+
+
+def _key(name: str, value: str | None, variable: str | None, environ: Mapping[str, str]) -> str | None:
+    if variable is not None and not environ.get(variable):
+        raise BucketNotConfiguredError(
+            f"missing env vars: {variable}",
+            hint=f"Bucket {name!r} takes a key from it; set it for the server.",
+            details={"missing": [variable]},
+        )
+    if found := value or environ.get(variable or ""):
+        keep(found)
+        return found
+    return None

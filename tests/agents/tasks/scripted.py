@@ -6,6 +6,7 @@ A prompt is a JSON list of steps:
     {"run": "command"}    runs a command where it works, and says what came of it
     {"cost": 0.5}         the model was asked
     {"ask": "bash"}       wants leave to do something
+    {"retry": "why"}      the model did not answer and is asked again
     {"hang": true}        works until it is stopped
     {"fail": "code"}      ends the turn badly
     {"die": true}         ends without a word
@@ -25,6 +26,7 @@ from skerry.agents.models import (
     AgentEvent,
     ExecutionComplete,
     Permission,
+    Retry,
     StepFinish,
     StepStart,
     Token,
@@ -92,6 +94,8 @@ class ScriptedRunning:
                 yield Permission(id="per_1", tool=step["ask"], **about)
                 answer += await self._answered.get()
                 yield Token(content=answer, **about)
+            elif "retry" in step:
+                yield Retry(attempt=1, message=step["retry"], **about)
             elif "hang" in step:
                 self._agent.hanging.set()
                 await self._stop.wait()

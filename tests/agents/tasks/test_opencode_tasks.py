@@ -1,4 +1,4 @@
-"""Tasks from one end to the other: the real OpenCode, a model with a script, a git server that wants a token."""
+"""Tasks from one end to the other: the real agents, a model with a script, a git server that wants a token."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from skerry.agents.workforce import Workforce
 from skerry.control.registry import Registry
 from tests.agents.conftest import KEY
 from tests.agents.forge import Forge
-from tests.agents.model import Model, call, config, fail, hang, say
+from tests.agents.model import Answer, Asked, Call, Model, call, config, fail, hang, say
 from tests.agents.tasks.test_tasks import events
 from tests.server.conftest import ServerProcess
 
@@ -55,10 +55,15 @@ def real(workforce: Workforce) -> Tasks:
     return workforce.tasks
 
 
-def shared(model: Model, forge: Forge, **options: Any) -> dict[str, Any]:
+BOTH = pytest.mark.parametrize("agent", ["opencode", "claude-code"])
+
+
+def shared(model: Model, forge: Forge, agent: str = "opencode", **options: Any) -> dict[str, Any]:
     door = f"{forge.url.removeprefix('http://')}"
+    anthropic = {"provider": {"anthropic": {"options": {"baseURL": f"{model.url}/v1", "apiKey": KEY}}}}
     return {
-        "config": config(model, key=KEY),
+        "agent": agent,
+        "config": config(model, key=KEY) if agent == "opencode" else anthropic,
         "egress": {"mode": "allowlist", "allow": [door, model.url.removeprefix("http://")]},
         "secrets": {door: {"value": TOKEN, "username": "x-access-token", "insecure": True}},
         "afterwards": "destroy",
@@ -66,24 +71,32 @@ def shared(model: Model, forge: Forge, **options: Any) -> dict[str, Any]:
     }
 
 
-def script(model: Model) -> None:
+def bash(agent: str, command: str) -> Answer:
+    return call("bash" if agent == "opencode" else "Bash", command=command, description="Run it")
+
+
+def edits(agent: str) -> tuple[Answer, ...]:
+    """Both read a file before they change it."""
+    path = f"{DIRECTORY}/adding.py"
+    if agent == "opencode":
+        return call("read", filePath=path), call("edit", filePath=path, oldString="a - b", newString="a + b")
+    return call("Read", file_path=path), call("Edit", file_path=path, old_string="a - b", new_string="a + b")
+
+
+def script(model: Model, agent: str = "opencode") -> None:
     """What a model does about a failing test: look, run, edit, run again, say."""
-    model.when(
-        "failing test",
-        call("bash", command="python3 test_adding.py", description="Run the test"),
-        call("read", filePath=f"{DIRECTORY}/adding.py"),
-        call("edit", filePath=f"{DIRECTORY}/adding.py", oldString="a - b", newString="a + b"),
-        call("bash", command="python3 test_adding.py", description="Run it again"),
-        say("The sum was a difference; it passes now."),
-    )
+    test = "python3 test_adding.py"
+    words = say("The sum was a difference; it passes now.")
+    model.when("failing test", bash(agent, test), *edits(agent), bash(agent, test), words)
 
 
+@BOTH
 async def test_a_task_clones_edits_tests_and_brings_back_the_diff(
-    real: Tasks, model: Model, forge: Forge, repository: str, agency: Registry
+    real: Tasks, model: Model, forge: Forge, repository: str, agency: Registry, agent: str
 ) -> None:
-    script(model)
+    script(model, agent)
     request = CreateTask.model_validate(
-        {"message": "Fix the failing test.", "gitUrl": repository, **shared(model, forge)}
+        {"message": "Fix the failing test.", "gitUrl": repository, **shared(model, forge, agent)}
     )
     row = await real.create(request)
     told = await events(real, row.id)
@@ -96,7 +109,7 @@ async def test_a_task_clones_edits_tests_and_brings_back_the_diff(
     ]
     assert "-    return a - b\n+    return a + b" in (task.diff.patch or "")
     ended = [event.event for event in told if event.type == "tool_call" and event.event]
-    outputs = [call["output"] for call in ended if call["tool"] == "bash" and call["status"] == "completed"]
+    outputs = [call["output"] for call in ended if call["tool"].lower() == "bash" and call["status"] == "completed"]
     assert "AssertionError: 0" in outputs[0]
     assert "passed" in outputs[-1]
     assert task.tokens.input > 0
@@ -128,14 +141,38 @@ async def test_a_team_of_three_costs_one_clone_and_one_that_fails_fails_alone(
     assert (reader.status, reader.response, reader.changed_files) == ("completed", "It adds.", 0)
 
 
-async def test_cancelling_stops_opencode_in_the_middle(real: Tasks, model: Model, forge: Forge) -> None:
-    model.when("Wait", call("bash", command="echo half > half", description="Begin"), hang())
-    row = await real.create(CreateTask.model_validate({"message": "Wait for me.", **shared(model, forge)}))
+@BOTH
+async def test_cancelling_stops_it_in_the_middle(real: Tasks, model: Model, forge: Forge, agent: str) -> None:
+    model.when("Wait", bash(agent, "echo half > half"), hang())
+    row = await real.create(CreateTask.model_validate({"message": "Wait for me.", **shared(model, forge, agent)}))
     await _asked(model, "Wait", 2)
     task: TaskInfo = await real.cancel(row.id)
     assert (task.status, task.error_code) == ("cancelled", "cancelled")
     assert task.diff is not None
     assert [file.path for file in task.diff.files] == ["half"]
+
+
+async def test_a_model_that_is_silent_costs_the_task_its_time_and_no_more(
+    real: Tasks, model: Model, forge: Forge
+) -> None:
+    model.when("Wait", hang())
+    options = shared(model, forge, "claude-code", timeout=2)
+    task = await real.wait((await real.create(CreateTask.model_validate({"message": "Wait.", **options}))).id)
+    assert (task.status, task.error_code, task.response) == ("failed", "timeout", None)
+
+
+async def test_an_agent_that_is_denied_what_it_asks_for_goes_on_without(
+    real: Tasks, model: Model, forge: Forge
+) -> None:
+    both = (Call("bash", {"command": f"rm -f {name}", "description": "Remove it"}, f"call_{name}") for name in "ab")
+    model.when("Clean", Answer(calls=tuple(both)), say("I was not allowed to."))
+    options = shared(model, forge, permissions="reject")
+    options["config"] |= {"permission": {"*": "allow", "bash": "ask"}}
+    row = await real.create(CreateTask.model_validate({"message": "Clean up.", **options}))
+    told = await events(real, row.id)
+    assert sum(event.type == "permission" for event in told) == 2
+    task = await real.get(row.id)
+    assert (task.status, task.error, task.response) == ("completed", None, "I was not allowed to.")
 
 
 async def test_a_wrong_token_fails_the_task_before_any_agent_starts(
@@ -151,39 +188,50 @@ async def test_a_wrong_token_fails_the_task_before_any_agent_starts(
 
 async def _asked(model: Model, words: str, times: int) -> None:
     async with asyncio.timeout(60):
-        while sum(words in asked.prompt and bool(asked.tools) for asked in list(model.asked)) < times:
+        while _times(model, words) < times:
             await asyncio.sleep(0.02)
 
 
-def test_a_server_that_is_killed_while_opencode_works_is_followed_by_one_that_goes_on(
+def test_a_server_that_is_killed_while_agents_work_is_followed_by_one_that_goes_on(
     model: Model, forge: Forge, repository: str, tmp_path: Path
 ) -> None:
-    edit = {"filePath": f"{DIRECTORY}/adding.py", "oldString": "a - b", "newString": "a + b"}
-    model.when("Mend it", call("read", filePath=edit["filePath"]), call("edit", **edit), hang())
+    agents = ("opencode", "claude-code")
     (home := tmp_path / "home").mkdir()
     server = ServerProcess(home)
     with Client(server.url) as client:
-        begun = client.start_task("Mend it.", git_url=repository, **shared(model, forge))
+        begun = {}
+        for agent in agents:
+            model.when(f"Mend it with {agent}", *edits(agent), hang())
+            options = shared(model, forge, agent, afterwards="keep")
+            begun[agent] = client.start_task(f"Mend it with {agent}.", git_url=repository, **options).id
         deadline = time.monotonic() + 60
-        while sum("Mend it" in asked.prompt and bool(asked.tools) for asked in list(model.asked)) < 3:
-            assert time.monotonic() < deadline, client.get_task(begun.id)
+        while any(_times(model, f"Mend it with {agent}") < 3 for agent in agents):
+            assert time.monotonic() < deadline, client.list_tasks()
             time.sleep(0.05)
     server.stop(signal.SIGKILL)
     model.when("server was restarted", say("It was mended already."))
     server = ServerProcess(home)
     try:
         with Client(server.url) as client:
-            with client.follow_task(begun.id) as told:
-                events = list(told)
-            task = events[-1].task
-            assert task is not None
-            assert (task.status, task.response, task.attempts) == ("completed", "It was mended already.", 2), task
-            assert task.diff is not None
-            assert [file.path for file in task.diff.files] == ["adding.py"]
-            # The session is the one from before: what was said there is what the model is shown again.
-            shown = [str(asked.body) for asked in model.asked if "server was restarted" in asked.prompt and asked.tools]
-            assert "Mend it." in shown[0]
-            assert "newString" in shown[0]
-            assert any("takes it up again" in (event.message or "") for event in events)
+            for agent, id in begun.items():
+                with client.follow_task(id) as told:
+                    events = list(told)
+                task = events[-1].task
+                assert task is not None
+                assert (task.status, task.response, task.attempts) == ("completed", "It was mended already.", 2), task
+                assert task.diff is not None
+                assert [file.path for file in task.diff.files] == ["adding.py"]
+                # The session is the one from before: what was said there is what the model is shown again.
+                (shown, *_) = [str(asked.body) for asked in model.asked if _goes_on(asked, agent)]
+                assert "a + b" in shown
+                assert any("takes it up again" in (event.message or "") for event in events)
     finally:
         assert server.stop() == 0
+
+
+def _goes_on(asked: Asked, agent: str) -> bool:
+    return bool(asked.tools) and "server was restarted" in asked.prompt and f"Mend it with {agent}" in asked.prompt
+
+
+def _times(model: Model, words: str) -> int:
+    return sum(words in asked.prompt and bool(asked.tools) for asked in list(model.asked))

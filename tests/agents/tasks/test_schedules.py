@@ -163,6 +163,22 @@ async def test_a_schedule_fires_by_the_real_clock(registry: Registry, tasks: Tas
         await schedules.delete(info.id)
 
 
+async def test_one_that_cannot_be_read_any_more_holds_up_no_other(
+    schedules: Schedules, registry: Registry, tasks: Tasks, clock: Clock
+) -> None:
+    odd, good = await schedules.create(asked()), await schedules.create(asked())
+    await registry.schedules.update(odd.id, request={"message": "x", "colour": "red"})
+    clock.set("2026-03-02 09:00")
+    await schedules.look()
+    runs = (await schedules.history(odd.id)).runs
+    assert [(run.outcome, run.reason) for run in runs] == [("failed", "colour: Extra inputs are not permitted.")]
+    (run,) = (await schedules.history(good.id)).runs
+    assert run.task_id is not None
+    await tasks.wait(run.task_id)
+    for each in (odd, good):
+        await registry.schedules.delete(each.id)
+
+
 async def test_one_can_be_run_out_of_its_turn(schedules: Schedules, tasks: Tasks) -> None:
     info = await schedules.create(asked())
     run = await schedules.run_now(info.id)

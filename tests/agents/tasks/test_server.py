@@ -209,7 +209,7 @@ def test_the_client_does_all_of_it(admin: Client) -> None:
     assert admin.task_templates()[0].id == "fix-tests"
     with admin.stream_task(**body({"say": "streamed"})) as stream:
         assert "".join(event.content or "" for event in stream) == "streamed"
-    with pytest.raises(ValueError, match="nonsense"):
+    with pytest.raises(InvalidRequestError, match="nonsense"):
         admin.run_task("x", nonsense=True)
     with pytest.raises(InvalidRequestError):
         admin.run_task("x", agent="nobody")

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
+from skerry.agents.run import Run
 from skerry.agents.task_models import CreateTask, TaskEvent, TaskInfo, TaskStatus
 from skerry.agents.tasks import Tasks
 from skerry.control.registry import Registry
@@ -21,7 +22,7 @@ from skerry.errors import (
     SandboxNotFoundError,
     TaskNotFoundError,
 )
-from skerry.models import State
+from skerry.models import CreateSandbox, State
 from tests.agents.tasks.conftest import sh
 from tests.agents.tasks.scripted import ScriptedAgent, script
 
@@ -131,8 +132,9 @@ async def test_nobody_is_there_to_give_leave_so_the_task_says_beforehand(tasks: 
 
 
 async def test_a_task_that_takes_too_long_is_stopped_and_says_so(tasks: Tasks, agent: ScriptedAgent) -> None:
-    task = await done(tasks, {"run": "echo x > half"}, {"hang": True}, timeout=1.5)
+    task = await done(tasks, {"run": "echo x > half"}, {"retry": "bad day"}, {"hang": True}, timeout=1.5)
     assert (task.status, task.error_code) == ("failed", "timeout")
+    assert (task.error or "").endswith("The last that was heard of its model: bad day")
     assert agent.aborted == [task.session_id]
     assert task.diff is not None
     assert [file.path for file in task.diff.files] == ["half"]
@@ -200,6 +202,29 @@ async def test_in_a_sandbox_that_was_there_only_what_this_task_changed_counts(ta
     assert (await registry.get("shared-box")).state == State.ACTIVE
 
 
+async def test_a_sandbox_that_was_there_keeps_its_secrets_and_is_not_taken_for_another(
+    tasks: Tasks, registry: Registry
+) -> None:
+    policy = {"mode": "allowlist", "allow": ["a.test"]}
+    secrets = {"a.test": {"value": "theirs"}}
+    await registry.create(CreateSandbox.model_validate({"id": "own-box", "egress": policy, "secrets": secrets}))
+    more = {"secrets": {"b.test": {"value": "the task's"}}, "egress": {**policy}, "sandboxId": "own-box"}
+    assert (await done(tasks, SAY, **more)).status == "completed"
+    assert sorted((await registry.egress("own-box")).secrets) == ["a.test", "b.test"]
+    before = (await tasks.list(1)).total
+    for odd in (
+        {"egress": "open"},
+        {"egress": {**policy, "allow": ["c.test"]}},
+        {"image": "other"},
+        {"env": {"A": "1"}},
+        {"limits": {"pids": 64}},
+        {"toolboxes": ["opencode"]},
+    ):
+        with pytest.raises(ConflictError, match=f"not with this: {next(iter(odd))}"):
+            await tasks.create(asked(SAY, sandboxId="own-box", **odd))
+    assert (await tasks.list(1)).total == before
+
+
 async def test_a_patch_that_is_too_large_is_cut_between_files(tasks: Tasks, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("skerry.agents.changes.PATCH_LIMIT", 2000)
     task = await done(tasks, {"run": "seq 1 100 > a; seq 1 2000 > b; echo c > c"})
@@ -256,6 +281,7 @@ async def test_what_prepares_the_directory_is_no_change_of_the_agents(tasks: Tas
     assert [file.path for file in task.diff.files] == ["mine"]
     failed = await done(tasks, SAY, prepare="echo no such thing >&2; exit 3")
     assert (failed.status, failed.error_code) == ("failed", "setup_failed")
+    assert (failed.error or "").endswith("ended with code 3. no such thing"), "what to do about it is said too"
 
 
 @pytest.mark.parametrize(
@@ -325,6 +351,19 @@ async def test_tasks_in_one_sandbox_take_turns_and_one_that_waits_can_be_cancell
     assert (await tasks.cancel(first.id)).status == "cancelled"
     assert (await tasks.wait(second.id)).status == "completed"
     assert len(agent.started) == 2
+
+
+async def test_one_that_comes_when_the_turn_changes_waits_too(tasks: Tasks, agent: ScriptedAgent) -> None:
+    first, second = [await tasks.create(asked({"hang": True}, reuse=True)) for _ in range(2)]
+    await agent.hanging.wait()
+    agent.hanging.clear()
+    await tasks.cancel(first.id)
+    await agent.hanging.wait()
+    third = await tasks.create(asked(SAY, reuse=True))
+    await asyncio.sleep(0.2)
+    assert (await tasks.get(third.id)).status == "pending"
+    await tasks.cancel(second.id)
+    assert (await tasks.wait(third.id)).status == "completed"
 
 
 async def test_retrying_is_another_task_from_the_beginning(tasks: Tasks, agent: ScriptedAgent) -> None:
@@ -409,6 +448,33 @@ async def test_a_task_whose_server_ended_goes_on_in_the_same_session(registry: R
         assert any("takes it up again" in text for text in said)
         assert task.diff is not None
         assert "+x\n+x" in (task.diff.patch or "")
+    finally:
+        await second.close()
+
+
+async def test_what_was_collected_before_the_server_ended_is_not_lost_with_the_sandbox(
+    registry: Registry, agent: ScriptedAgent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reached, leave = asyncio.Event(), Run._leave_sandbox
+
+    async def gone_but_not_said(run: Run) -> None:
+        await leave(run)
+        reached.set()
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(Run, "_leave_sandbox", gone_but_not_said)
+    first = Tasks(registry, {"scripted": agent})
+    await first.open()
+    row = await first.create(asked({"run": "echo x > new"}, SAY, afterwards="destroy"))
+    await reached.wait()
+    await first.close()
+    monkeypatch.setattr(Run, "_leave_sandbox", leave)
+    second = Tasks(registry, {"scripted": agent})
+    await second.open()
+    try:
+        task = await second.wait(row.id)
+        assert (task.status, task.response, task.changed_files) == ("completed", "four", 1)
+        assert len(agent.prompts) == 1
     finally:
         await second.close()
 

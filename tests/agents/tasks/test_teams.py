@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -15,6 +17,7 @@ from skerry.models import CreateSandbox, CreateSnapshot, SandboxInfo, State
 from skerry.runtime.runtime import Runtime
 from tests.agents.tasks.conftest import sh
 from tests.agents.tasks.scripted import ScriptedAgent, ScriptedRunning, script
+from tests.agents.tasks.test_tasks import events
 
 PREPARE = "git init -q && date +%N > born && git add -A && git -c user.name=a -c user.email=a@b commit -qm 1"
 
@@ -78,6 +81,39 @@ async def test_one_that_gets_no_machine_is_not_waited_for(
     assert [each.status for each in team.agents] == ["completed", "failed"]
 
 
+async def test_more_than_may_work_at_a_time_are_not_all_said_to(
+    teams: Teams, tasks: Tasks, registry: Registry, agent: ScriptedAgent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(registry, "settings", registry.settings.model_copy(update={"task_slots": 2}))
+    monkeypatch.setattr(tasks, "_slots", asyncio.Semaphore(2))
+    members = [(f"agent {number}", [{"hang": True}]) for number in range(3)]
+    team = await teams.create(asked(*members, prepare="true"))
+    await agent.hanging.wait()
+    assert sorted(each.status for each in (await teams.get(team.id)).agents) == ["pending", "running", "running"]
+    assert {each.status for each in (await teams.cancel(team.id)).agents} == {"cancelled"}
+
+
+async def test_sandboxes_that_cannot_all_be_made_are_made_one_by_one(
+    teams: Teams, registry: Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    create = registry.create
+
+    async def refused(request: CreateSandbox) -> SandboxInfo:
+        if str(request.id).endswith("agent-1"):
+            raise QuotaExceededError("There are too many.")
+        return await create(request)
+
+    async def refused_all(snapshot: str, requests: Sequence[CreateSandbox]) -> list[SandboxInfo]:
+        assert [str(request.id)[-1] for request in requests] == ["0", "1"]
+        raise QuotaExceededError("There are too many.")
+
+    monkeypatch.setattr(registry, "create", refused)
+    monkeypatch.setattr(registry, "create_from", refused_all)
+    team = await done(teams, ("a", [{"say": "x"}]), ("b", [{"say": "x"}]), prepare="true")
+    assert [each.status for each in team.agents] == ["completed", "failed"]
+    assert team.agents[1].error_code == QuotaExceededError.code
+
+
 async def test_what_they_begin_with_is_made_once(teams: Teams, registry: Registry) -> None:
     work = [{"run": "cat born; git log --oneline | wc -l; echo mine >> mine"}]
     team = await done(teams, *((f"agent {number}", work) for number in range(4)), prepare=PREPARE)
@@ -85,6 +121,7 @@ async def test_what_they_begin_with_is_made_once(teams: Teams, registry: Registr
     born = {await sh(registry, agent.sandbox_id, "cat /home/user/workspace/born") for agent in team.agents}
     assert len(born) == 1
     for agent in team.agents:
+        assert (await events(teams._tasks, agent.id))[0].message == "Preparing, once for all of the team."
         assert agent.diff is not None
         assert ([file.path for file in agent.diff.files], agent.diff.error) == (["mine"], None)
     await _settled(teams)
@@ -117,6 +154,19 @@ async def test_what_cannot_be_prepared_fails_them_all_with_the_reason(
     assert [each.error_code for each in team.agents] == ["setup_failed"] * 2
     assert team.status == "failed"
     assert agent.started == []
+    with pytest.raises(SandboxNotFoundError):
+        await registry.get(f"team-{team.team_id}-base")
+
+
+async def test_a_team_that_breaks_leaves_none_of_its_agents_waiting(
+    teams: Teams, registry: Registry, agent: ScriptedAgent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def broken(*_: Any, **__: Any) -> None:
+        raise OSError("the disk is gone")
+
+    monkeypatch.setattr("skerry.agents.teams.furnish", broken)
+    team = await done(teams, ("a", [{"say": "x"}]), ("b", [{"say": "x"}]), prepare="true")
+    assert [(each.status, each.error_code) for each in team.agents] == [("failed", "internal_error")] * 2
     with pytest.raises(SandboxNotFoundError):
         await registry.get(f"team-{team.team_id}-base")
 

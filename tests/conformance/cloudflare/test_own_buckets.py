@@ -21,11 +21,12 @@ from agents.sandbox.entries import S3Mount
 
 from skerry.control.own_buckets import OwnBuckets
 from skerry.control.store import MountRow
+from skerry.egress.vault import Vault
 from skerry.errors import BucketEndpointError, BucketError, BucketNotConfiguredError, InvalidRequestError
 from skerry.models import BucketCredentials, MountBucket
 from skerry.settings import Settings
 from skerry.storage.bucket import Bucket
-from skerry.storage.buckets import opened_with
+from skerry.storage.buckets import Buckets, opened_with
 from tests.s3 import S3
 from tests.server.conftest import ServerProcess
 
@@ -146,7 +147,7 @@ async def test_openais_client_mounts_what_its_manifest_names(server: ServerProce
 @pytest.mark.parametrize("closed", [True, False])
 def test_where_others_may_ask_only_stores_that_everybody_knows_are_called(tmp_path: Path, closed: bool) -> None:
     def kept(endpoint: str, allowed: tuple[str, ...] | None = None) -> bool:
-        own = OwnBuckets(Settings(home=tmp_path, mount_endpoints=allowed), lambda: closed)
+        own = OwnBuckets(Settings(home=tmp_path, mount_endpoints=allowed), lambda: closed, lambda: Vault(tmp_path))
         keys = BucketCredentials(access_key_id="a", secret_access_key="b")  # type: ignore[arg-type]
         try:
             return own.kept(MountBucket(bucket="data", endpoint=endpoint, credentials=keys), "x", "/data") is not None
@@ -175,7 +176,7 @@ def test_where_others_may_ask_only_stores_that_everybody_knows_are_called(tmp_pa
 
 def test_what_is_no_longer_allowed_is_no_longer_opened(tmp_path: Path) -> None:
     closed = False
-    own = OwnBuckets(Settings(home=tmp_path), lambda: closed)
+    own = OwnBuckets(Settings(home=tmp_path), lambda: closed, lambda: Vault(tmp_path))
     keys = BucketCredentials(access_key_id="a", secret_access_key="b")  # type: ignore[arg-type]
     kept = own.kept(MountBucket(bucket="data", endpoint="http://127.0.0.1:9", credentials=keys), "x", "/data")
     row = MountRow(sandbox_id="x", path="/data", bucket="data", own=kept)
@@ -187,15 +188,32 @@ def test_what_is_no_longer_allowed_is_no_longer_opened(tmp_path: Path) -> None:
         own.opened(row)
 
 
-def test_nothing_of_the_servers_environment_is_sent_along(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("where", ["request", "file", "variables", "environment"])
+def test_of_the_servers_environment_only_what_belongs_together_is_sent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
     for name in ("AWS_SESSION_TOKEN", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.setenv(name, "of-the-server")
+    monkeypatch.setenv("THEIR_KEY", "theirs")
+    keys = {
+        "file": 'access_key = "theirs"\nsecret_key = "secret"\n',
+        "variables": 'access_key_env = "THEIR_KEY"\nsecret_key_env = "THEIR_KEY"\n',
+        "environment": 'access_key_env = "AWS_ACCESS_KEY_ID"\nsecret_key_env = "AWS_SECRET_ACCESS_KEY"\n',
+    }
     with Listener() as listener:
-        bucket = opened_with("data", listener.url, "theirs", "secret")
+        if where == "request":
+            bucket = opened_with("data", listener.url, "theirs", "secret")
+        else:
+            path = tmp_path / "buckets.toml"
+            path.write_text(f'[data]\nurl = "s3://data"\nendpoint = "{listener.url}"\n{keys[where]}')
+            path.chmod(0o600)
+            bucket = Buckets(tmp_path, path).open("data")
         with pytest.raises(BucketError):
             asyncio.run(_listed(bucket))
-    assert "Credential=theirs/" in listener.heard
-    assert "of-the-server" not in listener.heard
+    own = where == "environment"
+    assert f"Credential={'of-the-server' if own else 'theirs'}/" in listener.heard
+    assert ("x-amz-security-token: of-the-server" in listener.heard.lower()) is own
+    assert ("of-the-server" in listener.heard) is own
 
 
 async def _listed(bucket: Bucket) -> None:

@@ -78,7 +78,8 @@ class RunningClaudeCode:
 
     async def prompt(self, session: str, prompt: Prompt) -> AsyncGenerator[AgentEvent, None]:
         turn = Turn(prompt.message_id, self._paid.get(session, 0.0))
-        if session in self._working:
+        before = self._working.get(session)
+        if before is not None and not before.process.ended.is_set():
             raise ConflictError("Claude Code is at work in this session.", hint="Wait, or stop it first.")
         try:
             work = await self._begin(session, prompt)
@@ -87,16 +88,16 @@ class RunningClaudeCode:
                 yield _EVENT.validate_python(event)
             return
         self._working[session] = work
-        done = False
         try:
             async with contextlib.aclosing(self._heard(turn, work)) as events:
                 async for event in events:
                     yield _EVENT.validate_python(event)
-            done = True
         finally:
             self._paid[session] = turn.total
-            del self._working[session]
-            if done:
+            # One that has nothing more to be told ends when it is through, also where nobody listens any more.
+            work.process.close_stdin()
+            if turn.over:
+                del self._working[session]
                 await self._finish(work, turn.finished)
 
     async def _begin(self, session: str, prompt: Prompt) -> _Work:
@@ -135,20 +136,23 @@ class RunningClaudeCode:
 
     async def _heard(self, turn: Turn, work: _Work) -> AsyncGenerator[Json, None]:
         rest = ""
-        async for entry in self._runtime.processes.stream(work.process.info.id):
-            if entry.type != "stdout":
-                continue
-            *lines, rest = (rest + (entry.data or "")).split("\n")
-            if len(rest) > LARGEST_LINE:
-                break
-            for line in lines:
-                said = _parsed(line)
-                if said.get("type") == "control_request":
-                    work.questions[str(said.get("request_id"))] = said.get("request") or {}
-                for event in turn.feed(said):
-                    yield event
-                if turn.over:
+        async with contextlib.aclosing(self._runtime.processes.stream(work.process.info.id)) as printed:
+            async for entry in printed:
+                if entry.type != "stdout":
+                    continue
+                *lines, rest = (rest + (entry.data or "")).split("\n")
+                if len(rest) > LARGEST_LINE:
+                    for event in turn.end("Claude Code printed a line that is too long.", "agent_failed"):
+                        yield event
                     return
+                for line in lines:
+                    said = _parsed(line)
+                    if said.get("type") == "control_request":
+                        work.questions[str(said.get("request_id"))] = said.get("request") or {}
+                    for event in turn.feed(said):
+                        yield event
+                    if turn.over:
+                        return
         await work.process.ended.wait()
         info = work.process.info
         why = info.error or work.process.said.decode(errors="replace").strip()[-500:] or f"status {info.exit_code}"
@@ -157,8 +161,7 @@ class RunningClaudeCode:
             yield event
 
     async def _finish(self, work: _Work, by_itself: bool) -> None:
-        """One that has said its last word ends when it is told nothing more."""
-        work.process.close_stdin()
+        """One that has said its last word ends by itself; not for ever."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(5 if by_itself else 0):
                 await work.process.ended.wait()
@@ -183,9 +186,12 @@ class RunningClaudeCode:
 
     async def abort(self, session: str) -> None:
         work = self._working.get(session)
-        if work is not None:
-            request = {"subtype": "interrupt"}
-            await work.say({"type": "control_request", "request_id": secrets.token_hex(8), "request": request})
+        if work is None:
+            return
+        if work.process.stdin < 0:
+            return await self._end(work)  # nobody listens to it, and it listens to nobody
+        request = {"subtype": "interrupt"}
+        await work.say({"type": "control_request", "request_id": secrets.token_hex(8), "request": request})
 
     async def stop(self) -> None:
         await asyncio.gather(*(self._end(work) for work in list(self._working.values())))

@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
+from skerry.agents.opencode.turn import unreachable
+
 Json = dict[str, Any]
+
+_API_ERROR = re.compile(r"API Error: (\d+)?(.*)", re.DOTALL)
+_AT_THE_DOOR = re.compile(r"this sandbox|not a public address", re.IGNORECASE)
+"""Words of the door's own refusals (``egress/policy.py``), which is all that Claude Code tells of them."""
 
 
 class Turn:
@@ -30,6 +37,8 @@ class Turn:
         match said.get("type"):
             case "stream_event":
                 return self._stream(said.get("event") or {})
+            case "assistant" if (said.get("message") or {}).get("model") == "<synthetic>":
+                return []  # what Claude Code says in the model's name: that it was stopped, or could not ask
             case "assistant":
                 self._aborted = self._aborted or bool(said.get("aborted"))
                 return self._assistant(said.get("message") or {})
@@ -129,13 +138,25 @@ class Turn:
             "cacheWrite": int(usage.get("cache_creation_input_tokens") or 0),
         }
         told = [self._event("step_finish", cost=cost, tokens=tokens, reason=said.get("stop_reason"))]
-        if self._aborted:
+        ended = str(said.get("terminal_reason") or "")
+        if self._aborted or ended.startswith("aborted"):
             return told + self.end("The prompt was stopped.", "aborted")
         if said.get("is_error") or said.get("subtype") not in ("success", None):
             why = str(said.get("result") or "; ".join(map(str, said.get("errors") or [])) or said.get("subtype"))
-            return told + self.end(why, "model_failed" if "API Error" in why else "agent_failed")
+            return told + self._failed(why, ended)
         self.over = True
         return [*told, self._event("execution_complete", success=True)]
+
+    def _failed(self, why: str, ended: str) -> list[Json]:
+        found = _API_ERROR.search(why)
+        status, message = (int(found[1] or 0), found[2].strip()) if found is not None else (0, why)
+        if status == 403 and _AT_THE_DOOR.search(message):
+            return self.end(unreachable(message), "model_unreachable")
+        if status in (401, 403):
+            return self.end(f"The model refused the key: {message}", "model_denied")
+        if found is not None or ended == "api_error":
+            return self.end(f"The model failed: {message}", "model_failed")
+        return self.end(why, "agent_failed")
 
     def _event(self, type: str, **fields: Any) -> Json:
         return {"type": type, "messageId": self.message_id, **fields}

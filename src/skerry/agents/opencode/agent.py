@@ -9,6 +9,7 @@ from weakref import WeakKeyDictionary
 
 from skerry.agents.config import HOME
 from skerry.agents.contract import Setup
+from skerry.agents.opencode.catalogue import VARIABLE
 from skerry.agents.opencode.running import PORT, RunningOpenCode
 from skerry.agents.placing import place
 from skerry.errors import AgentUnreadyError, FileNotFoundInSandboxError, ProcessExitedError, WaitTimeoutError
@@ -47,7 +48,9 @@ class OpenCode:
         async with self._starting.setdefault(runtime, asyncio.Lock()):
             running = self._running.get(runtime)
             if running is not None and running.alive:
-                return running
+                if running.started_with.get(VARIABLE) in (None, setup.env.get(VARIABLE)):
+                    return running
+                await running.stop()  # it knows of too few models
             await place(runtime, setup)
             if any(path.startswith(_NEED_PACKAGES) for path in setup.files):
                 await _stage(runtime)

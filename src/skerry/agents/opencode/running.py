@@ -157,6 +157,9 @@ class RunningOpenCode:
                 elif time.monotonic() - looked > LOOK_AFTER:
                     looked = time.monotonic()
                     told = await self._missed(turn)
+                if turn.gave_up:
+                    with contextlib.suppress(AgentError):
+                        await self.abort(turn.session)
                 for event in told:
                     yield event
         finally:

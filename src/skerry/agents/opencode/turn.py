@@ -13,6 +13,8 @@ from typing import Any
 
 Json = dict[str, Any]
 
+MOST_RETRIES = 10
+"""How often OpenCode asks a model that fails; it would do so for ever, longer apart each time."""
 _TOOL_STATES = ("pending", "running", "completed", "error")
 
 
@@ -29,6 +31,8 @@ class Turn:
         self.name = name or message_id
         self.message_id = message_id
         self.over = False
+        self.gave_up = False
+        """Whether it is over for us and not for OpenCode, which is to be stopped then."""
         self.text = ""
         """The answer so far: the text of the last message, which is the answer when the turn is over."""
         self.cost = 0.0
@@ -74,11 +78,6 @@ class Turn:
             return []
         self._failure = {"error": error, "code": code}
         return self._finish()
-
-    @property
-    def answered(self) -> bool:
-        """Whether OpenCode has begun to work on this prompt."""
-        return self._begun
 
     # Messages
 
@@ -193,9 +192,12 @@ class Turn:
         if status.get("type") == "idle":
             return self._idle(said)
         if said.get("sessionID") == self.session and self._begun and status.get("type") == "retry":
-            attempt = int(status.get("attempt") or 1)
+            attempt, message = int(status.get("attempt") or 1), str(status.get("message") or "")
+            if attempt >= MOST_RETRIES:
+                self.gave_up = True
+                return self.end(f"The model failed {attempt} times in a row: {message}", "model_failed")
             if self._first("retry", str(attempt)):
-                return [self._event("retry", attempt=attempt, message=str(status.get("message") or ""))]
+                return [self._event("retry", attempt=attempt, message=message)]
         return []
 
     def _error(self, said: Json) -> list[Json]:
@@ -256,11 +258,17 @@ def message_id(name: str) -> str:
     return "msg_" + "".join(letter for letter in name if letter.isalnum())
 
 
+def unreachable(why: str) -> str:
+    return f"The model cannot be reached: {why.rstrip('.')}. Allow its host in the sandbox's egress."
+
+
 def _failure(error: Json) -> Json:
     name, data = str(error.get("name") or ""), error.get("data") or {}
     message = str(data.get("message") or name or "OpenCode did not say what went wrong.")
     if name == "MessageAbortedError":
         return {"error": "The prompt was stopped.", "code": "aborted"}
+    if "egress_refused" in str(data.get("responseBody")):
+        return {"error": unreachable(message), "code": "model_unreachable"}
     if name == "ProviderAuthError" or data.get("statusCode") in (401, 403):
         return {"error": f"The model refused the key: {message}", "code": "model_denied"}
     if name == "APIError" or name in ("MessageOutputLengthError", "ContextOverflowError"):

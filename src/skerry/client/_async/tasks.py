@@ -27,7 +27,7 @@ from skerry.agents.task_models import (
 )
 from skerry.client._async.connection import AsyncConnection, AsyncStream
 from skerry.client.sse import response_to_iterator_async
-from skerry.client.values import given
+from skerry.client.values import given, valid
 from skerry.errors import ServerUnreachableError
 
 _AGENTS = "/api/v2/agents"
@@ -150,7 +150,7 @@ class AsyncTasks:
 
     async def run_team(self, agents: Sequence[Mapping[str, Any]], **options: Any) -> TeamInfo:
         """Several agents at once, each with a ``role`` and a ``message``; what they share are options."""
-        body = CreateTeam.model_validate({"agents": list(agents), **options})
+        body = valid(CreateTeam, {"agents": list(agents), **options})
         response = await self.connection.request("POST", f"{_AGENTS}/team", json=_dumped(body))
         return TeamInfo.model_validate_json(response.content)
 
@@ -200,7 +200,7 @@ class AsyncTasks:
         body = {"name": name, "cron": cron}
         body |= given(timezone=timezone, missed=missed, overlap=overlap, paused=paused)
         if team is not None:
-            body["team"] = _dumped(CreateTeam.model_validate({**team, **options}))
+            body["team"] = _dumped(valid(CreateTeam, {**team, **options}))
         else:
             body["task"] = _task(message or "", options)
         response = await self.connection.request("POST", f"{_AGENTS}/schedules", json=body)
@@ -239,7 +239,7 @@ class AsyncTasks:
 
 def _task(message: str, options: Mapping[str, Any]) -> Any:
     # Validated here too: what is misspelt is said at once, and secrets are written out nowhere but on the wire.
-    return _dumped(CreateTask.model_validate({"message": message, **options}))
+    return _dumped(valid(CreateTask, {"message": message, **options}))
 
 
 def _dumped(body: CreateTask | CreateTeam) -> Any:
