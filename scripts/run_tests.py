@@ -29,6 +29,9 @@ class Run:
         self._taken.mkdir(exist_ok=True)
         self._place = scratch / f"run{number}"
         self._place.mkdir(mode=0o755)
+        self._temporary = scratch / "tmp"
+        self._temporary.mkdir(exist_ok=True)
+        self._temporary.chmod(0o1777)
         self.log = scratch / f"run{number}.log"
 
     def start(self, output: IO[bytes] | None = None) -> subprocess.Popen[bytes]:
@@ -45,12 +48,13 @@ class Run:
 
     def _pytest(self, *more: str, output: IO[bytes] | None = None, **environment: str) -> subprocess.Popen[bytes]:
         # Not --basetemp: with that pytest keeps the directories of tests that passed, and each may hold a gigabyte.
-        options = ["-q", "-o", f"cache_dir={self._place}/.cache", *sys.argv[1:]]
+        options = ["-q", "-o", f"cache_dir={self._place}/.cache", "-o", "console_output_style=classic", *sys.argv[1:]]
+        places = {"PYTEST_DEBUG_TEMPROOT": str(self._place), "TMPDIR": str(self._temporary)}
         return subprocess.Popen(
             [sys.executable, "-m", "pytest", *options, *more],
             cwd=ROOT,
             # What pytest makes of the tests' files is written down, also where Python is told not to do that.
-            env={**os.environ, "PYTHONDONTWRITEBYTECODE": "", "PYTEST_DEBUG_TEMPROOT": str(self._place), **environment},
+            env={**os.environ, "PYTHONDONTWRITEBYTECODE": "", **places, **environment},
             stdout=output,
             stderr=None if output is None else subprocess.STDOUT,
         )

@@ -13,6 +13,7 @@ import pytest
 from skerry.portal.contract import Portal
 from skerry.portal.inside import InsidePortal
 from skerry.providers.contract import Spec
+from skerry.providers.local import nospace_main
 from skerry.providers.local.provider import LocalProvider
 from skerry.runtime.output import pipe, read_some
 from tests.machines import nobody
@@ -46,6 +47,16 @@ PORTALS: dict[str, Callable[[LocalProvider], AbstractAsyncContextManager[Portal]
     "inside": lambda provider: inside(),
     "socket": through_a_socket,
 }
+
+
+@pytest.fixture(scope="session")
+def watched_kernel() -> None:
+    """Of a kernel that does not let itself be watched, nobody can say that it has no space."""
+    try:
+        for descriptor in nospace_main.arm():
+            os.close(descriptor)
+    except (OSError, LookupError) as error:
+        pytest.skip(f"needs a kernel that can be watched with eBPF ({error})")
 
 
 @pytest.fixture(params=sorted(PORTALS))

@@ -17,7 +17,8 @@ from skerry.control.registry import Registry
 from skerry.models import ExecRequest, ExecResult
 from skerry.providers.contract import Spec
 from skerry.providers.local import pool
-from skerry.providers.local.provider import LocalMachine, LocalProvider
+from skerry.providers.local.machine import LocalMachine
+from skerry.providers.local.provider import LocalProvider
 from skerry.runtime.runtime import Runtime
 from skerry.settings import Settings
 

@@ -21,8 +21,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sqlalchemy import make_url
 
 _PR_SET_PDEATHSIG = 1
+_ROOM = 2 << 30
 _libc = ctypes.CDLL(None)
 
 
@@ -30,8 +32,9 @@ class Postgres:
     user = "skerry"
     password = "tide-and-time"
 
-    def __init__(self, home: Path) -> None:
+    def __init__(self, home: Path, data: Path) -> None:
         self._home = home
+        self._data = data / "data"
         self._account = pwd.getpwnam("nobody") if os.geteuid() == 0 else None
         self._bin = _binaries(home)
         self._process: subprocess.Popen[bytes] | None = None
@@ -39,10 +42,11 @@ class Postgres:
     def start(self) -> None:
         (self._home / "password").write_text(self.password)
         if self._account:
-            os.chown(self._home, self._account.pw_uid, self._account.pw_gid)
+            for place in (self._home, self._data.parent):
+                os.chown(place, self._account.pw_uid, self._account.pw_gid)
         options = ["--auth=scram-sha-256", f"--pwfile={self._home / 'password'}", "--encoding=UTF8", "--locale=C"]
         subprocess.run(
-            [self._bin / "initdb", "-D", self._home / "data", "-U", self.user, "--no-sync", *options],
+            [self._bin / "initdb", "-D", self._data, "-U", self.user, "--no-sync", *options],
             check=True,
             stdout=subprocess.DEVNULL,
             **self._unprivileged(),
@@ -52,13 +56,15 @@ class Postgres:
                 [
                     self._bin / "postgres",
                     "-D",
-                    self._home / "data",
+                    self._data,
                     "-k",
                     self._home,
                     "-h",
                     "",
                     "-c",
                     "max_connections=200",
+                    "-c",
+                    "fsync=off",  # no test cuts the power
                 ],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -84,11 +90,14 @@ class Postgres:
     def url(self, database: str, password: str | None = None) -> str:
         return f"postgresql://{self.user}:{password or self.password}@/{database}?host={self._home}"
 
-    def create_database(self) -> str:
-        """A new, empty database; its URL."""
+    def create_database(self, like: str = "template1") -> str:
+        """A new database, which is empty unless it is to be like another; its URL."""
         name = f"test_{secrets.token_hex(6)}"
-        self.execute(f"CREATE DATABASE {name}")
+        self.execute(f"CREATE DATABASE {name} TEMPLATE {like}")
         return self.url(name)
+
+    def drop_database(self, url: str) -> None:
+        self.execute(f"DROP DATABASE {make_url(url).database} WITH (FORCE)")
 
     def execute(self, statement: str, database: str = "postgres") -> None:
         subprocess.run(
@@ -120,10 +129,18 @@ def _binaries(home: Path) -> Path:
 def postgres() -> Iterator[Postgres]:
     home = Path(tempfile.mkdtemp(prefix="skerry-postgres-"))
     home.chmod(0o755)
-    server = Postgres(home)
+    data = Path(tempfile.mkdtemp(prefix="skerry-postgres-", dir=_quick()))
+    server = Postgres(home, data)
     try:
         server.start()
         yield server
     finally:
         server.stop()
         shutil.rmtree(home)
+        shutil.rmtree(data)
+
+
+def _quick() -> str | None:
+    """Where files are made in no time: a database is three hundred of them, and a run makes hundreds of databases."""
+    memory = Path("/dev/shm")
+    return str(memory) if memory.is_dir() and shutil.disk_usage(memory).free > _ROOM else None

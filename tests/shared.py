@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from itertools import groupby
 from pathlib import Path
 
 import pytest
@@ -20,6 +19,8 @@ LONGEST = (
     "providers/test_imported.py",
     "control/test_shipments.py",
     "egress/test_programs.py",
+    "server/test_schemathesis.py",
+    "agents/tasks/test_opencode_tasks.py",
     "test_layer_faults.py",
     "cli/test_commands.py",
     "control/test_limits.py",
@@ -35,19 +36,27 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 class Share:
+    """What is in a file is collected when it is taken: to collect it all takes longer than to run most of it."""
+
     def __init__(self, place: Path) -> None:
         self._place = place
+        self._files: list[pytest.Module] = []
+        self._taken: pytest.Module | None = None
+        self._broken = False
 
-    @pytest.hookimpl(trylast=True)
-    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
-        longest = {Path(__file__).parent / name: number for number, name in enumerate(LONGEST)}
-        items.sort(key=lambda item: longest.get(item.path, len(LONGEST)))
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_make_collect_report(self, collector: pytest.Collector) -> pytest.CollectReport | None:
+        if not isinstance(collector, pytest.Module) or collector is self._taken:
+            return None
+        self._files.append(collector)
+        return pytest.CollectReport(collector.nodeid, "passed", None, [])
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        self._broken |= report.failed
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
-        if session.testsfailed:
-            raise session.Interrupted("There were errors while tests were collected.")
-        mine = self._mine(session.items)
+        mine = self._mine(session)
         item = next(mine, None)
         while item is not None:
             following = next(mine, None)
@@ -59,10 +68,21 @@ class Share:
             item = following
         return True
 
-    def _mine(self, items: list[pytest.Item]) -> Iterator[pytest.Item]:
-        for path, of_file in groupby(items, key=lambda item: item.path):
-            if self._take(path):
-                yield from of_file
+    def _mine(self, session: pytest.Session) -> Iterator[pytest.Item]:
+        longest = {Path(__file__).parent / name: number for number, name in enumerate(LONGEST)}
+        collected = 0
+        for file in sorted(self._files, key=lambda file: longest.get(file.path, len(LONGEST))):
+            if self._take(file.path):
+                self._taken = file
+                items = list(session.genitems(file))
+                if self._broken:
+                    break
+                session.config.hook.pytest_collection_modifyitems(session=session, config=session.config, items=items)
+                collected += len(items)
+                yield from items
+        session.testscollected = collected
+        if self._broken:
+            raise session.Interrupted("There were errors while tests were collected.")
 
     def _take(self, path: Path) -> bool:
         try:

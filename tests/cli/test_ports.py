@@ -22,7 +22,8 @@ from pathlib import Path
 import pytest
 
 from skerry import Sandbox
-from tests.cli.conftest import Skerry
+from tests import warm
+from tests.cli.conftest import RUN, Skerry
 
 REVERSE = """
 import socketserver
@@ -45,15 +46,15 @@ Forward = Callable[..., "Forwarding"]
 class Served:
     """A server in a process of its own, that can be killed and started again at the same place."""
 
-    def __init__(self, program: list[str], environment: dict[str, str], home: Path) -> None:
-        self._program, self._environment, self._home = program, environment, home
+    def __init__(self, environment: dict[str, str], home: Path) -> None:
+        self._environment, self._home = environment, home
         self.url = ""
         self.start()
 
     def start(self) -> None:
         port = self.url.rpartition(":")[2] or "0"
-        line = [*self._program, "serve", "--port", port, "--home", str(self._home)]
-        self._process = subprocess.Popen(line, stdout=subprocess.PIPE, text=True, env=self._environment)
+        line = ("serve", "--port", port, "--home", str(self._home))
+        self._process = warm.Popen(RUN, *line, stdout=subprocess.PIPE, text=True, env=self._environment)
         assert self._process.stdout is not None
         self.url = self._process.stdout.readline().split()[-1]
 
@@ -67,7 +68,7 @@ class Served:
 class Forwarding:
     def __init__(self, line: list[str], environment: dict[str, str]) -> None:
         pipe = subprocess.PIPE
-        self.process = subprocess.Popen(line, stdout=pipe, stderr=pipe, text=True, env=environment)
+        self.process = warm.Popen(RUN, *line, stdout=pipe, stderr=pipe, text=True, env=environment)
 
     def line(self) -> str:
         assert self.process.stdout is not None
@@ -93,10 +94,8 @@ class Forwarding:
 
 
 @pytest.fixture(scope="module")
-def server(
-    program: list[str], environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Served]:
-    server = Served(program, environment, tmp_path_factory.mktemp("cli-ports"))
+def server(environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    server = Served(environment, tmp_path_factory.mktemp("cli-ports"))
     yield server
     server.stop()
 
@@ -118,11 +117,11 @@ def reversing(sandbox: Sandbox) -> Sandbox:
 
 
 @pytest.fixture
-def forward(program: list[str], environment: dict[str, str], server: Served) -> Iterator[Forward]:
+def forward(environment: dict[str, str], server: Served) -> Iterator[Forward]:
     begun: list[Forwarding] = []
 
     def forward(*arguments: str) -> Forwarding:
-        begun.append(Forwarding([*program, "--url", server.url, "forward", *arguments], environment))
+        begun.append(Forwarding(["--url", server.url, "forward", *arguments], environment))
         return begun[-1]
 
     yield forward

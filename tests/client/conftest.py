@@ -39,3 +39,19 @@ class HostedApp:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
+
+
+@pytest.fixture(scope="module")
+def coding_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A home whose embedded server has an agent with a script, instead of one with a model."""
+    from skerry import embedded
+    from skerry.agents.sessions import sessions
+    from tests.agents.sessions.conftest import scripted
+
+    directory = tmp_path_factory.mktemp("coding")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sessions, "opencode", scripted)
+        yield directory
+    server = embedded._servers.pop(directory, None)
+    if server is not None:
+        server.close()

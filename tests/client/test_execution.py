@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -18,6 +16,7 @@ import pytest
 from skerry import AsyncSandbox, CodeEvent, InternalError, InterpreterNotReadyError, Sandbox, SandboxLostError
 from skerry.client.execution import Patience
 from skerry.record import Record
+from tests import warm
 
 EXECUTION = {"contextId": "default-python", "language": "python", "executionCount": 1}
 START = {"type": "start", "contextId": "default-python", "language": "python"}
@@ -162,9 +161,7 @@ def test_the_documented_example_runs_as_printed(tmp_path: Path) -> None:
     example = re.search(r"```python\n(.*?run_code.*?)```", text, re.DOTALL)
     assert example is not None
     environment = {"PATH": os.environ["PATH"], "SKERRY_HOME": str(tmp_path / "home")}
-    done = subprocess.run(
-        [sys.executable, "-c", example[1]], capture_output=True, text=True, env=environment, timeout=100, check=False
-    )
+    done = warm.run(example[1], text=True, env=environment, timeout=100)
     promised = re.findall(r" {2,}# (.*)$", example[1], re.MULTILINE)
     *output, failure = promised
     assert len(output) == 2

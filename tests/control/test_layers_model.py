@@ -179,7 +179,8 @@ class Layers(RuleBasedStateMachine):
                 assert found.get(path, "changed") == "changed"  # written anew with the same content
 
     def seen(self, id: str) -> Files:
-        names = json.dumps(sorted({name for files in self.now.values() for name in files} | set(self.image)))
+        known = [*self.now.values(), *self.kept.values(), self.image]
+        names = json.dumps(sorted({name for files in known for name in files}))
         return dict(json.loads(self.act(id, "list", content=names)))
 
     def teardown(self) -> None:

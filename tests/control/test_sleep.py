@@ -7,7 +7,6 @@ import hashlib
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -33,6 +32,7 @@ from skerry.models import (
     WaitRequest,
 )
 from skerry.settings import Settings
+from tests import warm
 from tests.machines import descriptors, read_inside
 
 FREEZE = SleepSandbox(stage="freeze")
@@ -328,7 +328,7 @@ asyncio.run(main())
 @pytest.mark.parametrize("launcher_too", [False, True])
 async def test_a_frozen_sandbox_ends_with_its_server_however_that_ends(tmp_path: Path, launcher_too: bool) -> None:
     home = tmp_path / "home"
-    with subprocess.Popen([sys.executable, "-c", _SERVER, str(home)], stdout=subprocess.PIPE, text=True) as server:
+    with warm.Popen(_SERVER, str(home), stdout=subprocess.PIPE, text=True) as server:
         assert server.stdout is not None
         directory, launcher = server.stdout.readline().split()
         inside = [int(pid) for pid in (Path(directory) / "cgroup.procs").read_text().split()]

@@ -3,6 +3,7 @@ from __future__ import annotations
 import os
 import stat
 import subprocess
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -83,6 +84,27 @@ def test_the_same_host_gives_the_same_skeleton_at_once(tmp_path: Path) -> None:
     assert host_skeleton(tmp_path / "other", OWN).name == first.name
     assert everything(tmp_path / "other" / "images" / ".host" / first.name) == everything(first)
     assert os.listdir(tmp_path / "images") == [".host"]
+
+
+@needs_root
+def test_homes_share_their_links_and_nothing_else(tmp_path: Path, skeleton: Path) -> None:
+    one, other = (host_skeleton(tmp_path / name, IDMAP, cache=tmp_path / "cache") for name in ("one", "other"))
+    assert everything(one) == everything(other) == everything(skeleton)
+    for path in everything(one):
+        mine, theirs, alone = ((root / path).lstat() for root in (one, other, skeleton))
+        assert (mine.st_ino == theirs.st_ino) == stat.S_ISLNK(mine.st_mode)
+        assert (mine.st_mode, mine.st_uid, mine.st_gid) == (alone.st_mode, alone.st_uid, alone.st_gid)
+        if stat.S_ISLNK(mine.st_mode):
+            assert os.readlink(one / path) == os.readlink(skeleton / path)
+
+
+@needs_root
+def test_links_that_cannot_be_shared_are_made(tmp_path: Path, skeleton: Path) -> None:
+    """They are on another file system."""
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as cache:
+        root = host_skeleton(tmp_path, IDMAP, cache=Path(cache))
+        assert everything(root) == everything(skeleton)
+        assert len(os.listdir(Path(cache) / "links")) == 1
 
 
 def test_a_change_of_the_host_or_of_the_ids_gives_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,6 @@ import errno
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -30,6 +29,7 @@ from skerry.models import (
 from skerry.providers.local import loops, pool
 from skerry.providers.local.pool import Pool
 from skerry.settings import Settings
+from tests import warm
 from tests.disks import devices_of, file_system, names, opened
 from tests.providers.users import needs_root
 from tests.servers import mounts_below
@@ -254,9 +254,7 @@ asyncio.run(main())
 
 async def test_processes_that_share_a_home_share_one_device(tmp_path: Path) -> None:
     home = tmp_path / "home"
-    beside = [
-        subprocess.Popen([sys.executable, "-c", _BESIDE, str(home), name], stderr=subprocess.PIPE) for name in "xyz"
-    ]
+    beside = [warm.Popen(_BESIDE, str(home), name, stderr=subprocess.PIPE) for name in "xyz"]
     most = 0
     while any(process.poll() is None for process in beside):
         most = max(most, len(devices_of(home, 0)))

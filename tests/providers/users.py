@@ -35,6 +35,7 @@ PYTHON = _interpreter()
 needs_root = pytest.mark.skipif(
     os.geteuid() != 0 or PYTHON is None, reason="becomes other users, which takes root and a Python they may run"
 )
+needs_watching = pytest.mark.usefixtures("watched_kernel")
 needs_newuidmap = pytest.mark.skipif(shutil.which("newuidmap") is None, reason="needs newuidmap")
 
 # In a mount namespace of its own, so that the machine's /etc stays as it is.

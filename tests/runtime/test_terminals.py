@@ -11,7 +11,7 @@ from skerry.control.registry import Registry
 from skerry.errors import ConflictError, FileNotFoundInSandboxError, SessionNotFoundError, TerminalNotFoundError
 from skerry.models import CreateSandbox, CreateSession, ExecRequest, State
 from skerry.portal.contract import Portal
-from skerry.providers.local.provider import LocalMachine
+from skerry.providers.local.machine import LocalMachine
 from skerry.runtime import terminal as terminal_module
 from skerry.runtime import terminals as terminals_module
 from skerry.runtime.runtime import Runtime

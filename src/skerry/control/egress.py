@@ -13,7 +13,7 @@ from pydantic import SecretStr
 from skerry.control.metrics import Metrics
 from skerry.control.store import SandboxRow
 from skerry.egress.addresses import Address, Unreadable, shown, split_authority
-from skerry.egress.authority import Authority, upstream_context
+from skerry.egress.authority import Authority
 from skerry.egress.door import Door, Outside
 from skerry.egress.environment import VARIABLES
 from skerry.egress.oauth import OAuth
@@ -67,7 +67,7 @@ class Egress:
 
     def open(self, home: Path) -> None:
         self.vault = Vault(home)
-        self._outside = Outside(self._resolver or SystemResolver(), Authority(home), upstream_context())
+        self._outside = Outside(self._resolver or SystemResolver(), Authority(home))
 
     def close(self) -> None:
         self._outside.resolver.close()
@@ -110,6 +110,13 @@ class Egress:
         policy = self.default if stored is None else EgressPolicy.model_validate(stored)
         self._check(policy, changes.get("secrets", row.secrets))
         return changes
+
+    def added(self, row: SandboxRow, secrets: Secrets) -> Kept:
+        """The columns that more secrets set."""
+        self._require_doors()
+        kept = {**row.secrets, **self._sealed(secrets)}
+        self._check(self.policy_of(row), kept)
+        return {"secrets": kept}
 
     def policy_of(self, row: SandboxRow) -> EgressPolicy:
         return self.default if row.egress is None else EgressPolicy.model_validate(row.egress)

@@ -58,9 +58,9 @@ class Authority:
         return context
 
 
-def upstream_context() -> ssl.SSLContext:
+def upstream_context(authorities: ssl.DefaultVerifyPaths) -> ssl.SSLContext:
     """To talk to a host outside: its name and its chain are verified against what this host trusts."""
-    context = ssl.create_default_context()
+    context = ssl.create_default_context(cafile=authorities.cafile, capath=authorities.capath)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.set_alpn_protocols(["http/1.1"])
     return context

@@ -16,6 +16,7 @@ import struct
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -23,7 +24,7 @@ import h11
 
 from skerry.egress import socks
 from skerry.egress.addresses import Address, Unreadable, canonical, shown, split_authority
-from skerry.egress.authority import Authority
+from skerry.egress.authority import Authority, upstream_context
 from skerry.egress.dial import Unreachable, admitted, dial
 from skerry.egress.environment import CAUGHT, NAMES, PORT
 from skerry.egress.exchange import HANDSHAKE_SECONDS, Exchange, Origin, Upstream, answer, error_body, refusal_body
@@ -58,8 +59,13 @@ class Outside:
 
     resolver: Resolver
     authority: Authority
-    trust: ssl.SSLContext
     turns: Turns = field(default_factory=Turns)
+    authorities: ssl.DefaultVerifyPaths = field(default_factory=ssl.get_default_verify_paths)
+
+    @cached_property
+    def trust(self) -> ssl.SSLContext:
+        # Not as long as nothing has to be looked at: there are a hundred certificates to read.
+        return upstream_context(self.authorities)
 
 
 @dataclass

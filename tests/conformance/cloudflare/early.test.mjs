@@ -34,7 +34,7 @@ test("commands want a session that was made", async () => {
   assert.equal((await fetch(`${BASE}/api/execute`, { method: "POST", body: "{}" })).status, 400);
   const relative = { id: S, command: "pwd", cwd: "tmp" };
   assert.equal((await fetch(`${BASE}/api/execute`, { method: "POST", body: JSON.stringify(relative) })).status, 400);
-  const events = await all(await client.execStream(S, "echo a; echo b >&2; (exit 3)"));
+  const events = await all(await client.execStream(S, "echo a; sleep 0.1; echo b >&2; (exit 3)"));
   assert.deepEqual(events.map((event) => event.type), ["start", "stdout", "stderr", "complete"]);
   assert.ok(events.every((event) => event.command.startsWith("echo a") && event.timestamp));
   assert.deepEqual(events.at(-1).result, { stdout: "a\n", stderr: "b\n", exitCode: 3, success: false });

@@ -6,7 +6,7 @@ import pytest
 
 from skerry.errors import CircuitOpenError, InterpreterNotReadyError
 from skerry.models import CreateContext, RunCode
-from skerry.providers.local.provider import LocalMachine
+from skerry.providers.local.machine import LocalMachine
 from skerry.runtime.interpreter.breaker import Breaker
 from skerry.runtime.runtime import Runtime
 from tests.machines import nobody

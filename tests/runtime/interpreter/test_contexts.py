@@ -18,7 +18,7 @@ from skerry.errors import (
     UnknownLanguageError,
 )
 from skerry.models import CodeContext, CodeEvent, CreateContext, ExecResult, Execution, RunCode, WarmInterpreters
-from skerry.providers.local.provider import LocalMachine
+from skerry.providers.local.machine import LocalMachine
 from skerry.runtime.runtime import Runtime
 from tests.machines import descriptors, nobody
 
@@ -332,7 +332,12 @@ async def test_contexts_leave_nothing_behind(runtime: Runtime, run: Run, sh: Sh)
     await run("1", language="js")
     await sh("true")
     before = await descriptors()
-    processes = (await sh("ls -d /proc/[0-9]* | wc -l")).stdout
+    processes = ""
+    for _ in range(20):  # until the pools have what they keep ready
+        earlier, processes = processes, (await sh("ls -d /proc/[0-9]* | wc -l")).stdout
+        if earlier == processes:
+            break
+        await asyncio.sleep(0.5)
     for _ in range(5):
         for language in LANGUAGES:
             context = await create(runtime, language)

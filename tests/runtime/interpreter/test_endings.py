@@ -13,7 +13,7 @@ import pytest
 
 from skerry.errors import SandboxLostError, SkerryError
 from skerry.models import CreateContext, ExecResult, Execution, RunCode
-from skerry.providers.local.provider import LocalMachine
+from skerry.providers.local.machine import LocalMachine
 from skerry.runtime.runtime import Runtime
 
 Run = Callable[..., Awaitable[Execution]]

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from skerry.providers.local.idmap import IdMap
+from skerry.providers.local.links import Links
 from skerry.providers.local.mapped import run_mapped
 from skerry.providers.local.rootfs import Meta, Rootfs, components
 from skerry.providers.local.trees import private_directory, staging
@@ -121,10 +122,11 @@ _BUNDLES = (
 _MAX_FILE = 64 << 20
 
 
-def host_skeleton(home: Path, idmap: IdMap, authority: str = "") -> Path:
+def host_skeleton(home: Path, idmap: IdMap, authority: str = "", cache: Path | None = None) -> Path:
     """The skeleton for the host as it is now, built anew only when something it is made of has changed.
 
-    ``authority`` is a certificate that its programs are to trust beside those the host does.
+    ``authority`` is a certificate that its programs are to trust beside those the host does. What skeletons of several
+    homes can have in common is in ``cache``.
     """
     base = home / "images"
     target = base / ".host" / _digest(idmap, authority)
@@ -137,7 +139,8 @@ def host_skeleton(home: Path, idmap: IdMap, authority: str = "") -> Path:
         (place / "root").mkdir(mode=0o700)
         fd = os.open(place / "root", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
-            run_mapped(idmap, build, fd, authority, descriptors=(fd,))
+            links = str(cache / "links") if cache is not None and idmap.kind == "root" else None
+            run_mapped(idmap, build, fd, authority, links, descriptors=(fd,))
         finally:
             os.close(fd)
         try:
@@ -149,9 +152,15 @@ def host_skeleton(home: Path, idmap: IdMap, authority: str = "") -> Path:
     return target
 
 
-def build(idmap: IdMap, progress: Callable[[int], None] | None, target: int, authority: str = "") -> None:
-    """Write the skeleton into the empty directory open as ``target``."""
-    root = Rootfs(target, idmap)
+def build(
+    idmap: IdMap,
+    progress: Callable[[int], None] | None,
+    target: int,
+    authority: str = "",
+    links: str | None = None,
+) -> None:
+    """Write the skeleton into the empty directory open as ``target``; ``links`` is where its links may be shared."""
+    root = Rootfs(target, idmap, links=None if links is None else Links(Path(links)))
     try:
         for name, link in _layout():
             if link is None:

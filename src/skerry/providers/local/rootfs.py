@@ -12,11 +12,14 @@ import stat
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from skerry.errors import InvalidRequestError, TooLargeError
 from skerry.providers.local.idmap import NOBODY, IdMap
 from skerry.providers.local.trees import remove_at
+
+if TYPE_CHECKING:
+    from skerry.providers.local.links import Links
 
 MAX_BYTES = 20 * 10**9
 MAX_ENTRIES = 2_000_000
@@ -67,8 +70,10 @@ class Rootfs:
         max_bytes: int = MAX_BYTES,
         max_entries: int = MAX_ENTRIES,
         progress: Callable[[int], None] | None = None,
+        links: Links | None = None,
     ) -> None:
         self._root = root
+        self._links = links
         self._idmap = idmap
         self._max_bytes = max_bytes
         self._max_entries = max_entries
@@ -116,9 +121,11 @@ class Rootfs:
 
     def symlink(self, path: tuple[str, ...], meta: Meta, target: str) -> None:
         parent = self._make_way(path)
+        uid, gid = self._owner(meta)
+        if self._links is not None and self._links.name(target, uid, gid, parent, path[-1]):
+            return
         os.symlink(target, path[-1], dir_fd=parent)
         if self._idmap.has_range:
-            uid, gid = self._owner(meta)
             os.chown(path[-1], uid, gid, dir_fd=parent, follow_symlinks=False)
 
     def hard_link(self, path: tuple[str, ...], target: tuple[str, ...]) -> None:

@@ -40,6 +40,7 @@ CAPABILITY_VERSION = 0x20080522
 CLONE_INTO_CGROUP, SYS_CLONE3 = 1 << 33, 435
 SYS_SCHED_SETATTR = {"x86_64": 314}.get(os.uname().machine, 274)
 TURN_NANOSECONDS = 200_000
+TURN_OF_THREADS = sys.getswitchinterval()
 
 libc = ctypes.CDLL(None, use_errno=True)
 here = ctypes.PyDLL(None)
@@ -60,6 +61,8 @@ def serve() -> None:
     # Templates become children of this process when the one that went inside with them has ended.
     libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     end_threads()
+    # A thread that waits for its turn while this one is cloned would be waited for in the clone, where it is not.
+    sys.setswitchinterval(3600)
     control.send(b'{"ready": true}')
     waiting = select.poll()
     waiting.register(control, select.POLLIN)
@@ -118,6 +121,7 @@ def plant(nursery: Nursery, order: dict[str, Any], fds: list[int]) -> None:
 
     Nothing of the sandbox is executed or looked up before the filter is in place and the capabilities are gone.
     """
+    sys.setswitchinterval(TURN_OF_THREADS)
     inside, template, stderr, filtering, *_ = fds
     program = os.read(filtering, 1 << 16)
     with open("/proc/self/oom_score_adj", "w") as file:
