@@ -6,6 +6,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from skerry.agents.sessions.models import SessionNews
     from skerry.agents.task_models import (
         AgentUsage,
         ArtifactInfo,
@@ -25,11 +26,13 @@ if TYPE_CHECKING:
     from skerry.client._async.connection import AsyncStream
     from skerry.client._async.processes import AsyncProcess
     from skerry.client._async.sandbox import AsyncSandbox, AsyncSession, get_async_sandbox
+    from skerry.client._async.sessions import AsyncCodingSession
     from skerry.client._async.terminal import AsyncTerminal
     from skerry.client._sync.client import Client
     from skerry.client._sync.connection import Stream
     from skerry.client._sync.processes import Process
     from skerry.client._sync.sandbox import Sandbox, Session, get_sandbox
+    from skerry.client._sync.sessions import CodingSession
     from skerry.client._sync.terminal import Terminal
     from skerry.client.sse import (
         SSEDecoder,
@@ -140,6 +143,7 @@ if TYPE_CHECKING:
         ProviderNotConfiguredError,
         ProviderUnreachableError,
         PushFailedError,
+        QuestionNotFoundError,
         QuotaExceededError,
         RangeNotSatisfiableError,
         RateLimitedError,
@@ -265,6 +269,7 @@ __all__ = [
     "ArtifactInfo",
     "ArtifactNotFoundError",
     "AsyncClient",
+    "AsyncCodingSession",
     "AsyncProcess",
     "AsyncSandbox",
     "AsyncSession",
@@ -306,6 +311,7 @@ __all__ = [
     "CodeExecutionError",
     "CodeLogs",
     "CodeResult",
+    "CodingSession",
     "ConflictError",
     "ContextExistsError",
     "ContextLimitError",
@@ -407,6 +413,7 @@ __all__ = [
     "ProviderNotConfiguredError",
     "ProviderUnreachableError",
     "PushFailedError",
+    "QuestionNotFoundError",
     "QuotaExceededError",
     "RangeNotSatisfiableError",
     "RateLimitedError",
@@ -437,6 +444,7 @@ __all__ = [
     "SessionArchivedError",
     "SessionExistsError",
     "SessionInfo",
+    "SessionNews",
     "SessionNotFoundError",
     "SessionSandboxGoneError",
     "SetupFailedError",
@@ -507,11 +515,12 @@ __all__ = [
 ]
 
 
-_NOUNS = ("sandbox", "client", "processes", "connection", "terminal")
+_NOUNS = ("sandbox", "client", "processes", "connection", "sessions", "terminal")
 _MODULES = (
     "skerry.errors",
     "skerry.models",
     "skerry.agents.task_models",
+    "skerry.agents.sessions.models",
     "skerry.signatures",
     "skerry.client.sse",
     "skerry.client.values",

@@ -140,6 +140,7 @@ and arrive in the SDK as the class they left as.
      │   ├─ AgentUnreadyError          503  agent_unready
      │   ├─ AgentDiedError             502  agent_died
      │   ├─ AgentSessionNotFoundError  404  agent_session_not_found
+     │   ├─ QuestionNotFoundError      404  question_not_found
      │   └─ ModelFailedError           502  model_failed
      ├─ HostUnfitError                 503  host_unfit
      ├─ ServerUnreachableError         503  server_unreachable
@@ -812,6 +813,13 @@ class AgentDiedError(AgentError):
 class AgentSessionNotFoundError(AgentError):
     status = 404
     code = "agent_session_not_found"
+
+
+class QuestionNotFoundError(AgentError):
+    """The agent does not wait for an answer to this."""
+
+    status = 404
+    code = "question_not_found"
 
 
 class ModelFailedError(AgentError):

@@ -137,6 +137,8 @@ class Settings(BaseModel):
     worker_token: str | None = Field(None, repr=False, min_length=16)
     session_inactivity: float = Field(600.0, gt=0)
     session_warm: int = Field(2, ge=0, le=1000)
+    session_events: int = Field(20_000, ge=10)
+    session_event_bytes: int = Field(64 * 2**20, ge=2**16)
     forge_url: str = "https://api.github.com"
     forge_git_url: str = "https://github.com"
     forge_token: str | None = Field(None, repr=False)
@@ -147,7 +149,7 @@ class Settings(BaseModel):
     max_connections: int = Field(8192, ge=1)
     max_connections_per_client: int = Field(1024, ge=1)
 
-    @field_validator("pool_size", mode="before")
+    @field_validator("pool_size", "session_event_bytes", mode="before")
     @classmethod
     def _bytes(cls, value: object) -> object:
         return parse_size(value)

@@ -20,6 +20,7 @@ COMMANDS = {
     "terminal": ("shell", "attach"),
     "code": ("code", "context"),
     "tasks": ("task", "team", "tasks", "schedule"),
+    "sessions": ("session",),
     "sandboxes": ("create", "ls", "info", "start", "stop", "rm"),
     "sleep": ("sleep", "wake", "touch", "update", "events"),
     "limits": ("stats",),

@@ -9,13 +9,16 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any, NotRequired, Protocol, TypedDict
+from typing import Any, NotRequired, Protocol, TypedDict, TypeVar
+
+from pydantic import BaseModel, ValidationError
 
 from skerry.errors import InvalidRequestError, InvalidSandboxIdError
 from skerry.models import Encoding, FileContent, SnapshotInfo
 
 _ID = re.compile(r"[a-z0-9](?:[a-z0-9_-]{0,61}[a-z0-9_])?")
 
+M = TypeVar("M", bound=BaseModel)
 Seconds = float | timedelta
 EnvChanges = Mapping[str, str | None]
 
@@ -98,6 +101,17 @@ def milliseconds(seconds: Seconds | None) -> float | None:
 def given(**fields: Any) -> dict[str, Any]:
     """The fields that were given; ``None`` means that the server decides."""
     return {name: value for name, value in fields.items() if value is not None}
+
+
+def valid(model: type[M], fields: Mapping[str, Any]) -> M:
+    """A request, made of what was given; raises ``InvalidRequestError`` in the server's own words."""
+    try:
+        return model.model_validate(fields)
+    except ValidationError as error:
+        # Without what was given: it may be a secret.
+        found = error.errors(include_input=False, include_url=False)[:5]
+        said = "; ".join(f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in found)
+        raise InvalidRequestError(f"The request is not valid. {said}.") from None
 
 
 def limits_of(limits: str | Mapping[str, Any] | None) -> str | dict[str, Any] | None:

@@ -37,6 +37,7 @@ from skerry.settings import Settings
 # What mounts buckets is imported by those who do: it would cost every server 30 ms to start.
 if TYPE_CHECKING:
     from skerry.control.owner import Owner
+    from skerry.egress.vault import Vault
     from skerry.storage.buckets import Bucket, Buckets
     from skerry.storage.mounts import BucketMount
 
@@ -64,10 +65,11 @@ class Mounts:
         get: Callable[[str], Awaitable[SandboxInfo]],
         peek: Callable[[str], Owner | None],
         can: Callable[[], Capabilities],
+        vault: Callable[[], Vault],
         closed: Callable[[], bool] = lambda: True,
     ) -> None:
         """``closed``: whether the server wants keys."""
-        self.own = OwnBuckets(settings, closed)
+        self.own = OwnBuckets(settings, closed, vault)
         self.store = store
         self.settings = settings
         self._change = change

@@ -30,7 +30,7 @@ from skerry.control.store import SandboxRow, Store
 from skerry.egress.door import Door
 from skerry.egress.policy import Refusal
 from skerry.errors import EnvLockedError, FilesMissingError, LifetimeOverError, SandboxBusyError, SkerryError
-from skerry.models import EgressInfo, Limits, ProcessInfo, Sample, SandboxInfo, SetEgress, State, Usage, now
+from skerry.models import EgressInfo, Limits, ProcessInfo, Sample, SandboxInfo, Secrets, SetEgress, State, Usage, now
 from skerry.providers.contract import Machine, Provider, Spec
 from skerry.providers.toolboxes import path_of
 from skerry.runtime.environment import PATH
@@ -464,9 +464,14 @@ class Owner:
 
     async def set_egress(self, request: SetEgress) -> None:
         """From now on, in one that runs as well."""
-        changes = self._egress.changed(self.row, request)
-        if not changes:
-            return
+        if changes := self._egress.changed(self.row, request):
+            await self._change_egress(changes)
+
+    async def add_secrets(self, secrets: Secrets) -> None:
+        """Beside those there are; one for the same host takes its place."""
+        await self._change_egress(self._egress.added(self.row, secrets))
+
+    async def _change_egress(self, changes: dict[str, Any]) -> None:
         await self.update(**changes)
         self.renew_egress()
         policy = self._egress.policy_of(self.row)

@@ -63,6 +63,7 @@ from skerry.models import (
     SandboxInfo,
     SandboxList,
     SandboxMetrics,
+    Secrets,
     SetEgress,
     SetEnv,
     SleepSandbox,
@@ -149,6 +150,7 @@ class Registry:
             get=self.get,
             peek=self._owners.get,
             can=provider.capabilities,
+            vault=lambda: self.vault,
             closed=self._closed,
         )
         self.bootstraps = Bootstraps(self.mounts, self.history)
@@ -297,16 +299,30 @@ class Registry:
             await self._require_toolbox(toolbox)
         if request.snapshot is not None:
             async with self._placed(id, request.provider):
-                return await self.snapshots.create_sandbox(self._row(id, request), request)
+                wanted = [(self._row(id, request), request)]
+                (made,) = await self.snapshots.create_sandboxes(request.snapshot, wanted)
+            await self.history.flush()
+            return made
         async with self._lock(id):
             if id in self._owners or await self._store.get_sandbox(id) is not None:
                 raise SandboxExistsError(
                     f"Sandbox {id!r} already exists.", hint="Use it, destroy it first, or choose another id."
                 )
             async with self._placed(id, request.provider):
-                await self.provider.require_image(request.image)
+                place = request.provider or self.provider.capabilities().name
+                await self.provider.require_image(request.image, place)
                 owner = await self._insert(id, request)
         return owner.info()
+
+    async def create_from(self, snapshot: str, requests: Sequence[CreateSandbox]) -> builtins.list[SandboxInfo]:
+        """Sandboxes over one snapshot, where that is: all of them, or none and an error. That they were made is on
+        record a moment later."""
+        for request in requests:
+            check_env(request.env)
+        for toolbox in {name: None for request in requests for name in request.toolboxes}:
+            await self._require_toolbox(toolbox)
+        rows = [self._row(own_id(request.id or ""), request) for request in requests]
+        return await self.snapshots.create_sandboxes(snapshot, list(zip(rows, requests, strict=True)))
 
     @contextlib.asynccontextmanager
     async def _placed(self, id: str, provider: str | None) -> AsyncIterator[None]:
@@ -444,6 +460,10 @@ class Registry:
     async def set_egress(self, id: str, request: SetEgress) -> EgressInfo:
         await self._change(id, lambda owner: owner.set_egress(request), make=True)
         return await self.egress(id)
+
+    async def add_secrets(self, id: str, secrets: Secrets) -> None:
+        """Beside those that a sandbox has already."""
+        await self._change(id, lambda owner: owner.add_secrets(secrets), make=True)
 
     async def start(self, id: str, request: StartSandbox | None = None) -> SandboxInfo:
         fresh = request is not None and request.fresh

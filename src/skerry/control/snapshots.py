@@ -10,7 +10,7 @@ import re
 import secrets
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -25,6 +25,7 @@ from skerry.control.store import SandboxRow, Store
 from skerry.errors import (
     ConflictError,
     InvalidRequestError,
+    ProviderError,
     SandboxExistsError,
     SandboxNotFoundError,
     SkerryError,
@@ -119,7 +120,8 @@ class Snapshots:
                     settings = row.settings | ({"restores": restores} if restores else {})
                     await self._rows.set_state(row.id, SnapshotState.READY, settings=settings)
                 except BaseException:
-                    await self._provider.remove_snapshot(row.id)
+                    with suppress(ProviderError):  # what cannot be removed now is swept at the next start
+                        await self._provider.remove_snapshot(row.id)
                     await self._rows.delete(row)
                     raise
                 await owner.update(base=row.id)
@@ -192,34 +194,17 @@ class Snapshots:
 
     # -- new sandboxes -------------------------------------------------------------------------------------------------
 
-    async def create_sandbox(self, row: SandboxRow, request: CreateSandbox) -> SandboxInfo:
-        """A sandbox over a snapshot. What the request does not say is as it was with the sandbox it was taken of."""
-        snapshot = await self._find(request.snapshot or "", here=True)
-        said = request.model_fields_set
-        if "image" in said and request.image != snapshot.image:
-            raise InvalidRequestError(
-                f"Snapshot {_called(snapshot)} is over image {snapshot.image!r}, not {request.image!r}.",
-                hint="Leave the image out: a snapshot brings its own.",
-            )
+    async def create_sandboxes(
+        self, name: str, wanted: Sequence[tuple[SandboxRow, CreateSandbox]]
+    ) -> list[SandboxInfo]:
+        """Sandboxes over a snapshot: all of them, or none and an error. What a request does not say is as it was with
+        the sandbox it was taken of."""
+        snapshot = await self._find(name, here=True)
+        rows = [_over(snapshot, row, request) for row, request in wanted]
         await self._provider.require_image(snapshot.image)
-        was = snapshot.settings
-        row = replace(
-            row,
-            image=snapshot.image,
-            env={**was["env"], **row.env},
-            labels={**was["labels"], **row.labels},
-            limits={**was["limits"], **row.limits},
-            egress=row.egress if request.egress is not None else was.get("egress"),
-            sleep_after=row.sleep_after if request.sleep_after is not None else was["sleepAfter"],
-            toolboxes=row.toolboxes if "toolboxes" in said else was.get("toolboxes", []),
-            made_from=snapshot.id,
-            base=snapshot.id,
-        )
         with self._metrics.timed("fork", SandboxExistsError):
-            origin = Origin(snapshot.id, f"Created from snapshot {_called(snapshot)}.", was.get("restores", ()))
-            (info,) = await self._place([row], origin)
-        await self._history.flush()
-        return info
+            restores = snapshot.settings.get("restores", ())
+            return await self._place(rows, Origin(snapshot.id, f"Created from snapshot {_called(snapshot)}.", restores))
 
     async def fork(self, id: str, request: ForkSandbox) -> ForkResult:
         """New sandboxes that are what this one is now, without its processes."""
@@ -369,6 +354,27 @@ def _settings(row: SandboxRow) -> dict[str, Any]:
 def _fork_id(id: str) -> str:
     mark = mark_in(id)
     return f"{id.removesuffix(mark)[: LONGEST - 9].rstrip('-')}-{secrets.token_hex(4)}{mark}"
+
+
+def _over(snapshot: SnapshotRow, row: SandboxRow, request: CreateSandbox) -> SandboxRow:
+    said, was = request.model_fields_set, snapshot.settings
+    if "image" in said and request.image != snapshot.image:
+        raise InvalidRequestError(
+            f"Snapshot {_called(snapshot)} is over image {snapshot.image!r}, not {request.image!r}.",
+            hint="Leave the image out: a snapshot brings its own.",
+        )
+    return replace(
+        row,
+        image=snapshot.image,
+        env={**was["env"], **row.env},
+        labels={**was["labels"], **row.labels},
+        limits={**was["limits"], **row.limits},
+        egress=row.egress if request.egress is not None else was.get("egress"),
+        sleep_after=row.sleep_after if request.sleep_after is not None else was["sleepAfter"],
+        toolboxes=row.toolboxes if "toolboxes" in said else was.get("toolboxes", []),
+        made_from=snapshot.id,
+        base=snapshot.id,
+    )
 
 
 def _forked(row: SandboxRow, id: str) -> SandboxRow:

@@ -1,7 +1,7 @@
 """PID 1 of a sandbox: does what the portal asks and reaps orphans.
 
 One JSON message per packet on descriptor 3 (SOCK_SEQPACKET), descriptors beside it by SCM_RIGHTS; whoever cannot pass
-on descriptor 3 names a socket to connect to instead.
+on descriptor 3 names a socket to connect to instead, and may name a filter of system calls to put on.
 
     → {"i": 7, "op": "open", "path": "/etc/hostname", "flags": 0, "mode": 438}
     ← {"i": 7, "r": null}  + one descriptor        or  {"i": 7, "e": 2, "w": "path"}
@@ -28,7 +28,8 @@ if False:  # what only the type checker needs
 
 PACKET = 96 * 1024
 SOL_SOCKET, SCM_RIGHTS, MSG_CMSG_CLOEXEC = 1, 1, 0x40000000
-PR_SET_DUMPABLE, PR_SET_CHILD_SUBREAPER = 4, 36
+PR_SET_DUMPABLE, PR_SET_SECCOMP, PR_SET_CHILD_SUBREAPER = 4, 22, 36
+SECCOMP_MODE_FILTER = 2
 TIOCSCTTY, TIOCSWINSZ = 0x540E, 0x5414
 
 known: dict[int, Any] = {}
@@ -38,7 +39,7 @@ leaving: list[int] = []
 """Requests that are answered when no other process is left."""
 
 
-def prctl(*arguments: int) -> int:
+def prctl(*arguments: int | bytes) -> int:
     """Through the C half of ctypes, whose Python half costs as much as all other imports together."""
     import _ctypes
 
@@ -424,9 +425,21 @@ def dial(path: str) -> None:
         sock.detach()
 
 
+def put_on(path: str) -> None:
+    """A filter of system calls, for this process and all that come after it."""
+    with open(path, "rb") as file:
+        program = file.read()
+    # How many instructions of eight bytes, and where: behind the head of a bytes object, whose size counts a last zero.
+    whole = packed([len(program) // 8, id(program) + bytes.__basicsize__ - 1], 8)
+    if prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, whole, 0, 0):
+        sys.exit("the filter of system calls could not be put on")
+
+
 def main() -> None:
     if len(sys.argv) > 1:
         dial(sys.argv[1])
+    if len(sys.argv) > 2:
+        put_on(sys.argv[2])
     sock = _socket.socket(fileno=3)
     os.set_inheritable(3, False)
     os.closerange(4, 64)  # bubblewrap's own, done with by now

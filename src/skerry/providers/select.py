@@ -57,6 +57,8 @@ class Availability:
     available: bool
     reason: str | None = None
     """Why not, in a sentence."""
+    hint: str | None = None
+    """What to do about it."""
 
 
 def availability(settings: Settings) -> dict[str, Availability]:
@@ -72,7 +74,7 @@ def _available(name: str, settings: Settings) -> Availability:
         if name != settings.provider and name in DOORLESS:
             raise ProviderNotConfiguredError(f"{name.capitalize()} can only be a server's own provider.")
     except SkerryError as error:
-        return Availability(False, error.message)
+        return Availability(False, error.message, error.hint)
     return Availability(True)
 
 
@@ -82,7 +84,7 @@ def _local(settings: Settings) -> None:
 
 
 def _docker(settings: Settings) -> None:
-    from skerry.providers.docker.engine import socket_path
+    from skerry.providers.docker.engine import START, socket_path
 
     path = socket_path(settings.docker_socket)
     with socket.socket(socket.AF_UNIX) as probe:
@@ -92,7 +94,7 @@ def _docker(settings: Settings) -> None:
         except PermissionError:
             raise ProviderNotConfiguredError(f"This server may not use the Docker Engine's socket {path}.") from None
         except OSError:
-            raise ProviderNotConfiguredError(f"No Docker Engine answers at {path}.") from None
+            raise ProviderNotConfiguredError(f"No Docker Engine answers at {path}.", hint=START) from None
 
 
 def _cloudflare(settings: Settings) -> None:
@@ -134,7 +136,7 @@ def select_provider(
         if not found.available:
             raise ProviderAbsentError(
                 found.reason or f"Provider {asked} is not available.",
-                hint="GET /api/v2/agents/providers says which are.",
+                hint=found.hint or "GET /api/v2/agents/providers says which are.",
             )
         return asked
     # Quick tasks go where starting is cheap; development where files persist and everything works.

@@ -56,8 +56,14 @@ FAILURES: tuple[tuple[type[SkerryError], str, str], ...] = (
     (
         GitAuthError,
         r"authentication failed|could not read (username|password)|permission denied|access denied|invalid username"
-        r"|returned error: 40[13]|host key verification failed",
+        r"|returned error: 401|host key verification failed",
         "The repository is private or does not exist: pass a username and a password or token.",
+    ),
+    (
+        GitAuthError,
+        r"returned error: 403",
+        "The repository is private, or its host is none that the sandbox may reach: allow it in the sandbox's egress, "
+        "or pass a username and a password or token.",
     ),
     (
         GitRepositoryNotFoundError,

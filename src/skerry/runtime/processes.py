@@ -301,7 +301,7 @@ class Processes:
             stderr_truncated=process.journal.dropped["stderr"],
         )
 
-    async def stream(self, id: str, *, replay: bool = True, follow: bool = True) -> AsyncIterator[LogEvent]:
+    async def stream(self, id: str, *, replay: bool = True, follow: bool = True) -> AsyncGenerator[LogEvent, None]:
         """The log as events: what there is, then what comes, then how it ended."""
         process = self.find(id)
         decoders = {name: codecs.getincrementaldecoder("utf-8")("replace") for name in ("stdout", "stderr")}

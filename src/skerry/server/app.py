@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from importlib.metadata import version
 from typing import Any
 
@@ -45,10 +44,12 @@ from skerry.server import (
 )
 from skerry.server import audit as audit_log
 from skerry.server.answers import answer
+from skerry.server.closing import Closing
 from skerry.server.cloudflare.address import ContainerAddresses
 from skerry.server.cloudflare.bridge import bridge_routes
 from skerry.server.cloudflare.container import container_routes
 from skerry.server.cloudflare.dialect import Dialects
+from skerry.server.directory import Directory
 from skerry.server.inward import Inward
 from skerry.server.nouns import noun_router
 from skerry.server.preview.front import Front, Previews
@@ -72,6 +73,7 @@ def _health(registry: Registry) -> APIRouter:
             "uidRange": can.uid_range,
             "writableSystem": can.writable_system,
             "freeze": can.freeze,
+            "diskFull": can.full,
         }
         bindings = {"sandbox": True, "projectData": can.mounts, "backupBucket": True}
         return answer(
@@ -125,16 +127,16 @@ def create_app(
     reception: Reception = getattr(registry, "reception", None) or Reception(settings)
     app.reception = reception
     app.state.settings = settings
-    app.state.closing = asyncio.Event()
+    app.state.closing = Closing()
     errors.install(app)
-    # Routes are tried in turn, so the busiest come first; an included router would be matched twice.
+    # An included router would be matched twice.
     nouns = (commands, code, files, processes, ports, sandboxes, git, mounts, bootstrap, terminal, images)
     for noun in (*nouns, snapshots, backups, workspaces, accounts, sign_in, audit_log, webhooks, reports):
         app.router.routes.extend(noun.routes(registry).routes)
     app.router.routes.extend(sign_in.session_routes(registry).routes)
     app.router.routes.extend(tasks.routes(workforce or Workforce(registry)).routes)
     app.state.sessions = Sessions(registry, settings) if work is None else work
-    app.state.sessions.spawner.inward = Inward(app.state.sessions, settings, app.state.closing)
+    app.state.sessions.spawner.inward = Inward(app.state.sessions, settings, app.state.closing, audit)
     app.router.routes.extend(sessions.routes(app.state.sessions).routes)
     app.router.routes.extend(_health(registry).routes)
     app.state.previews = Previews(registry, settings, app.state.closing, reception, audit)
@@ -144,6 +146,8 @@ def create_app(
     app.router.routes.extend(worker.proxy_routes(registry, agents, app.state.previews, settings))
     app.router.routes.append(fetch.route(inside))
     app.router.routes.extend([*container_routes(registry, inside, audit), *bridge_routes(registry)])
+    app.state.directory = Directory(app.router.routes)
+    app.router.routes.insert(0, app.state.directory)
     app.add_middleware(auth.Guard, settings=settings, reception=reception)
     app.add_middleware(hosts.Hosts, settings=settings, reception=reception)
     app.add_middleware(Front, previews=app.state.previews)

@@ -30,9 +30,9 @@ KEPT = {
     "CAP_SETFCAP": 31,
 }
 """What making, entering, copying and ending sandboxes takes. ``docs/security.md`` says what each is for."""
-NETWORK = {"CAP_NET_ADMIN": 12, "CAP_NET_RAW": 13}
-"""What it takes, besides, to lead the programs in a container to the door: its network is not below a user namespace
-that could be entered for it, as the others' are."""
+CONTAINERS = {"CAP_SETPCAP": 8, "CAP_NET_BIND_SERVICE": 10, "CAP_NET_ADMIN": 12, "CAP_NET_RAW": 13}
+"""What containers take, besides, where they are not below a user namespace that could be entered for it: to lead their
+programs to the door, and to give those who enter one what root has there, and no more."""
 
 _PR_CAPBSET_DROP, _PR_SET_NO_NEW_PRIVS = 24, 38
 _PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL = 47, 4
@@ -50,7 +50,7 @@ def give_up(providers: Collection[str] = ("local",)) -> None:
     if resource.getrlimit(resource.RLIMIT_CORE)[1] != 0:
         resource.setrlimit(resource.RLIMIT_CORE, (1, 1))
     if os.geteuid() == 0:
-        _drop_capabilities({**KEPT, **NETWORK} if "docker" in providers else KEPT)
+        _drop_capabilities({**KEPT, **CONTAINERS} if "docker" in providers else KEPT)
     elif IdMap.detect().kind == "subids":
         return  # newuidmap, which gives sandboxes their ids, is a setuid program
     _libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)

@@ -206,6 +206,7 @@ TABLE: dict[str, str] = {
     "DELETE /sessions/{session}": "use",
     "POST /sessions/{session}/prompt": "use",
     "POST /sessions/{session}/stop": "use",
+    "POST /sessions/{session}/permissions/{permission}": "use",
     "GET /sessions/{session}/events": "read",
     "GET /sessions/{session}/messages": "read",
     "GET /sessions/{session}/artifacts": "read",
@@ -217,6 +218,7 @@ TABLE: dict[str, str] = {
     "POST /sessions/{session}/unarchive": "use",
     "WS /sessions/{session}/ws": "open",
     "POST /sandbox/{sandbox}/error": "open",
+    "POST /sandbox/{sandbox}/pr": "open",
     "GET /repos": "read",
     "GET /repos/{owner}/{name}/metadata": "read",
     # AgentPod's worker

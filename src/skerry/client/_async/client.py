@@ -12,6 +12,7 @@ import httpx
 from skerry.client._async.accounts import AsyncAccounts
 from skerry.client._async.connection import AsyncConnection, AsyncStream
 from skerry.client._async.record import AsyncRecord
+from skerry.client._async.sessions import AsyncSessions
 from skerry.client._async.tasks import AsyncTasks
 from skerry.client.concurrency import AsyncContent, body_async
 from skerry.client.values import Snapshot, given, snapshot_name
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
     from skerry.client._async.sandbox import AsyncSandbox
 
 
-class AsyncClient(AsyncAccounts, AsyncRecord, AsyncTasks):
+class AsyncClient(AsyncAccounts, AsyncRecord, AsyncSessions, AsyncTasks):
     """A Skerry server. Sandboxes taken from it share its connections.
 
     ``owner``: on whose behalf an admin asks.

@@ -13,6 +13,7 @@ import httpx
 from skerry.client._sync.accounts import Accounts
 from skerry.client._sync.connection import Connection, Stream
 from skerry.client._sync.record import Record
+from skerry.client._sync.sessions import Sessions
 from skerry.client._sync.tasks import Tasks
 from skerry.client.concurrency import Content, body
 from skerry.client.values import Snapshot, given, snapshot_name
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
     from skerry.client._sync.sandbox import Sandbox
 
 
-class Client(Accounts, Record, Tasks):
+class Client(Accounts, Record, Sessions, Tasks):
     """A Skerry server. Sandboxes taken from it share its connections.
 
     ``owner``: on whose behalf an admin asks.

@@ -277,7 +277,7 @@ class BridgeProvider:
     async def require_toolbox(self, name: str) -> None:
         raise self._unsupported("programs of the host")
 
-    async def require_image(self, name: str) -> None:
+    async def require_image(self, name: str, provider: str | None = None) -> None:
         if name != IMAGE:
             raise ImageNotFoundError(
                 f"There is no image {name!r}: a bridge has one, which it was deployed with.",

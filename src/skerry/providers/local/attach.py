@@ -40,15 +40,18 @@ def check(result: int) -> int:
 # -- in the launcher ---------------------------------------------------------------------------------------------------
 
 
-def attach(pidfd: int, path: str, read_only: bool) -> tuple[int, int]:
-    """Mount at ``path``; descriptors of the connection to the kernel and of the mount itself."""
-    fds = _apart(lambda: _attach(pidfd, path, read_only))
+def attach(pidfd: int, path: str, read_only: bool, users: int = CLONE_NEWUSER) -> tuple[int, int]:
+    """Mount at ``path``; descriptors of the connection to the kernel and of the mount itself.
+
+    ``users`` is 0 for a machine whose users are the host's, as those of a container may be.
+    """
+    fds = _apart(lambda: _attach(pidfd, path, read_only, users))
     return fds[0], fds[1]
 
 
-def detach(pidfd: int, mount: int) -> None:
+def detach(pidfd: int, mount: int, users: int = CLONE_NEWUSER) -> None:
     """Take a mount away again, whatever still uses it."""
-    _apart(lambda: _detach(pidfd, mount))
+    _apart(lambda: _detach(pidfd, mount, users))
 
 
 def _apart(work: Any) -> list[int]:
@@ -79,8 +82,9 @@ def _apart(work: Any) -> list[int]:
 # -- in the child ------------------------------------------------------------------------------------------------------
 
 
-def _attach(pidfd: int, path: str, read_only: bool) -> list[int]:
-    check(libc.setns(pidfd, CLONE_NEWUSER))
+def _attach(pidfd: int, path: str, read_only: bool, users: int) -> list[int]:
+    if users:
+        check(libc.setns(pidfd, users))
     # Between the two: opened in the user namespace the mount is to belong to, but found where the host keeps it.
     try:
         device = os.open(DEVICE, os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK)
@@ -100,10 +104,10 @@ def _attach(pidfd: int, path: str, read_only: bool) -> list[int]:
         raise
 
 
-def _detach(pidfd: int, mount: int) -> list[int]:
+def _detach(pidfd: int, mount: int, users: int) -> list[int]:
     # Named by its descriptor, found through the host's /proc: to change into it would ask its file system, and wait.
     descriptors = os.open("/proc/self/fd", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-    check(libc.setns(pidfd, CLONE_NEWUSER | CLONE_NEWNS))
+    check(libc.setns(pidfd, users | CLONE_NEWNS))
     os.fchdir(descriptors)
     check(libc.umount2(b"%d" % mount, MNT_DETACH))
     return []

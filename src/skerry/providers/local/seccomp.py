@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 import os
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from skerry.errors import HostUnfitError
@@ -164,6 +165,16 @@ def compile_filter() -> bytes:
     # Who asks for the old value in the same call would find nothing there.
     _add(rules, seccomp.ERRNO(errno.EPERM), "prlimit64", of_core, fresh, seccomp.Arg(3, seccomp.NE, 0))
     return _export(rules)
+
+
+def write_filter(path: Path) -> bytes:
+    """The filter, which is also in this file from now on."""
+    program = compile_filter()
+    fresh = path.with_suffix(f".{os.getpid()}")
+    fresh.write_bytes(program)
+    fresh.chmod(0o444)
+    fresh.replace(path)
+    return program
 
 
 def number(call: str) -> int | None:
