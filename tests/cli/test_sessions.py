@@ -157,3 +157,13 @@ def test_without_a_server_there_is_nobody_to_leave_a_prompt_to(skerry: Skerry) -
     refused = skerry("session", "prompt", "sess-x", "say x", "--detach")
     assert refused.returncode == 1
     assert b"skerry serve" in refused.stderr
+
+
+@pytest.mark.parametrize("text", ["{", "[]"])
+def test_a_configuration_that_is_none_is_refused_in_a_sentence(ask: Skerry, tmp_path: Path, text: str) -> None:
+    config = tmp_path / "config.json"
+    config.write_text(text)
+    done = ask("start", "--config", config)
+    assert done.returncode == 2
+    assert b"Traceback" not in done.stderr
+    assert b"--config" in done.stderr

@@ -9,10 +9,9 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from skerry.cli.context import Target, pairs, target_of
-from skerry.cli.egress import parse_secret
+from skerry.cli.agents import Allow, Config, Mode, Model, Secret, Variables, given, need_server, surroundings
+from skerry.cli.context import Target, target_of
 from skerry.cli.output import AsJson, print_json, print_table, somebody_looks
-from skerry.cli.tasks import Allow, Config, Mode, Model, Secret, Variables
 
 SessionId = Annotated[str, typer.Argument(metavar="SESSION")]
 
@@ -52,21 +51,13 @@ def start(
     as_json: AsJson = False,
 ) -> None:
     """Begin a session. Prints its id; `skerry session prompt` gives it something to do."""
-    options: dict[str, Any] = {"title": title, "branch": branch, "model": model, "image": image}
-    options = {name: value for name, value in options.items() if value is not None}
+    options = given(title=title, branch=branch, model=model, image=image)
     if repo is not None:
         owner, slash, name = repo.partition("/")
         if not (owner and slash and name):
             raise typer.BadParameter(f"{repo!r} is not OWNER/NAME.", param_hint="--repo")
         options |= {"repo_owner": owner, "repo_name": name}
-    if config is not None:
-        options["config"] = json.loads(config.read_text())
-    if secret:
-        options["secrets"] = dict(parse_secret(text) for text in secret)
-    if egress is not None or allow:
-        options["egress"] = {"mode": egress or "allowlist", "allow": allow or []}
-    if env:
-        options["env"] = pairs(env, "--env")
+    options |= surroundings(config, secret, egress, allow, env)
     with target_of(context).client() as client:
         made = client.create_coding_session(**options)
         print_json(made.info()) if as_json else print(made.id)
@@ -96,13 +87,8 @@ def prompt(
 
 
 def _detached(target: Target, session: str, text: str, model: str | None, as_json: bool) -> int:
-    from skerry import InvalidRequestError
-
     with target.client() as client:
-        if client.connection.endpoint().host is not None:
-            raise InvalidRequestError(
-                "Without a server there is nobody to leave a prompt to.", hint="Start one with `skerry serve`."
-            )
+        need_server(client, "prompt")
         queued = client.coding_session(session).prompt(text, model=model)
     print_json(queued) if as_json else print(queued.message_id)
     return 0

@@ -3,33 +3,35 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from skerry.cli.agents import (
+    Allow,
+    Config,
+    Mode,
+    Model,
+    Secret,
+    Variables,
+    given,
+    has_server,
+    need_server,
+    surroundings,
+)
 from skerry.cli.context import Target, pairs, target_of
-from skerry.cli.egress import SECRET, parse_secret
 from skerry.cli.output import AsJson, print_json, print_table, somebody_looks
 
 if TYPE_CHECKING:
-    from skerry import Client, TeamInfo
+    from skerry import TeamInfo
 
 Repo = Annotated[str | None, typer.Option("--repo", "-r", help="A repository to clone.")]
 Branch = Annotated[str | None, typer.Option("--branch", "-b", help="Of the repository.")]
 Depth = Annotated[int | None, typer.Option(min=1, help="Clone only so many commits.")]
 Provider = Annotated[str | None, typer.Option("--provider", "-p", help="Where: local, docker, cloudflare, modal.")]
 Agent = Annotated[str | None, typer.Option("--agent", help="opencode (the usual one) or claude-code.")]
-Model = Annotated[str | None, typer.Option("--model", "-m", help="PROVIDER/MODEL.")]
-Config = Annotated[Path | None, typer.Option("--config", help="The agent's configuration, a JSON file.")]
-Secret = Annotated[list[str] | None, typer.Option("--secret", help=SECRET)]
-Mode = Annotated[
-    Literal["none", "allowlist", "open"] | None, typer.Option("--egress", help="What it may reach at all.")
-]
-Allow = Annotated[list[str] | None, typer.Option("--allow", "-a", help="Where it may go; may be given again.")]
-Variables = Annotated[list[str] | None, typer.Option("--env", "-e", help="NAME=VALUE; may be given again.")]
 Timeout = Annotated[float | None, typer.Option("--timeout", "-t", help="Seconds that the agent has; an hour if not.")]
 Afterwards = Annotated[
     Literal["keep", "stop", "destroy"] | None, typer.Option(help="What becomes of the sandbox: put to sleep if not.")
@@ -87,8 +89,8 @@ def task(
     leave it to the server; where nobody can be asked, it cancels. Exits with 1 if it failed, 130 if it was cancelled.
     """
     options = _options(repo, branch, depth, provider, agent, config, prepare, secret, egress, allow, env, timeout)
-    options |= _given(model=model, sandbox_id=sandbox, template_id=template, afterwards=afterwards, artifacts=artifact)
-    options |= _given(image=image)
+    options |= given(model=model, sandbox_id=sandbox, template_id=template, afterwards=afterwards, artifacts=artifact)
+    options |= given(image=image)
     if reuse:
         options["reuse"] = True
     if value:
@@ -102,22 +104,9 @@ def task(
     return asyncio.run(_watched(target, text, options, as_json))
 
 
-def _has_server(client: Client) -> bool:
-    return client.connection.endpoint().host is None
-
-
-def _need_server(client: Client) -> None:
-    from skerry import InvalidRequestError
-
-    if not _has_server(client):
-        raise InvalidRequestError(
-            "Without a server there is nobody to leave a task to.", hint="Start one with `skerry serve`."
-        )
-
-
 def _detached(target: Target, text: str, options: dict[str, Any], as_json: bool) -> int:
     with target.client() as client:
-        _need_server(client)
+        need_server(client, "task")
         begun = client.start_task(text, **options)
     print_json(begun) if as_json else print(begun.id)
     return 0
@@ -199,7 +188,7 @@ def _one(client: Any, task: str, diff: bool, cancel: bool, retry: bool, artifact
         sys.stdout.flush()
         return 0
     if retry:
-        _need_server(client)
+        need_server(client, "task")
         again = client.retry_task(task)
         print_json(again) if as_json else print(again.id)
         return 0
@@ -318,12 +307,12 @@ def add_schedule(
 ) -> None:
     """Have a task run at set times, while a server runs. Prints the schedule's id."""
     options = _options(repo, branch, None, provider, agent, config, prepare, secret, egress, allow, None, timeout)
-    options |= _given(model=model, afterwards=afterwards)
+    options |= given(model=model, afterwards=afterwards)
     with target_of(context).client() as client:
         made = client.create_schedule(
             name or _head(message), cron, message, timezone=timezone, missed=missed, overlap=overlap, **options
         )
-        served = _has_server(client)
+        served = has_server(client)
     print_json(made) if as_json else print(made.id)
     if somebody_looks() and not as_json:
         print(f"It is due next at {made.next_at:%Y-%m-%d %H:%M} UTC.")
@@ -396,7 +385,7 @@ def schedule_history(
 def run_schedule(context: typer.Context, schedule: ScheduleId, as_json: AsJson = False) -> None:
     """Run it once now. Prints the task's id."""
     with target_of(context).client() as client:
-        _need_server(client)
+        need_server(client, "task")
         run = client.run_schedule(schedule)
     print_json(run) if as_json else print(run.task_id)
 
@@ -418,31 +407,8 @@ def _options(
     env: list[str] | None,
     timeout: float | None,
 ) -> dict[str, Any]:
-    options = _given(git_url=repo, git_branch=branch, git_depth=depth, provider=provider, agent=agent, prepare=prepare)
-    options |= _given(timeout=timeout)
-    if config is not None:
-        options["config"] = _configuration(config)
-    if secret:
-        options["secrets"] = dict(parse_secret(text) for text in secret)
-    if egress is not None or allow:
-        options["egress"] = {"mode": egress or "allowlist", "allow": allow or []}
-    if env:
-        options["env"] = pairs(env, "--env")
-    return options
-
-
-def _configuration(path: Path) -> Any:
-    try:
-        found = json.loads(path.read_text())
-    except ValueError as error:
-        raise typer.BadParameter(f"{path} is no JSON: {error}.", param_hint="--config") from None
-    if not isinstance(found, dict):
-        raise typer.BadParameter(f"{path} holds no settings: {{…}} is wanted.", param_hint="--config")
-    return found
-
-
-def _given(**options: Any) -> dict[str, Any]:
-    return {name: value for name, value in options.items() if value is not None}
+    options = given(git_url=repo, git_branch=branch, git_depth=depth, provider=provider, agent=agent, prepare=prepare)
+    return options | given(timeout=timeout) | surroundings(config, secret, egress, allow, env)
 
 
 def _plan(path: Path) -> dict[str, Any]:
