@@ -72,6 +72,7 @@ class Settings(BaseModel):
     api_keys: tuple[str, ...] = Field((), repr=False)
     service_secret: str | None = Field(None, repr=False, min_length=16)
     warm_pool: int = Field(0, ge=0, le=1000)
+    spares: int = Field(0, ge=0, le=100)
     pool_size: int | None = Field(None, ge=0)
     limits: str | None = None
     sleep_after: float = Field(600.0, gt=0)

@@ -115,6 +115,10 @@ class Launcher:
     async def rename(self, key: str, hostname: str) -> None:
         await self._ask("rename", key=key, hostname=hostname)
 
+    async def outfit(self, key: str, **arguments: Any) -> None:
+        """Give a machine that was started without files those of a sandbox."""
+        await self._ask("outfit", key=key, **arguments)
+
     async def attach(self, key: str, path: str, read_only: bool) -> int:
         """Mount a FUSE file system inside; its connection to the kernel is the caller's. Raises ``OSError``."""
         reply = await self._ask("attach", key=key, path=path, readOnly=read_only)

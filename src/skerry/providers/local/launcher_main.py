@@ -27,7 +27,7 @@ from typing import Any
 CLONE_NEWNS, CLONE_NEWCGROUP, CLONE_NEWUTS, CLONE_NEWIPC = 0x20000, 0x2000000, 0x4000000, 0x8000000
 CLONE_NEWUSER, CLONE_NEWPID, CLONE_NEWNET = 0x10000000, 0x20000000, 0x40000000
 MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_REMOUNT, MS_NOATIME = 1, 2, 4, 8, 32, 1024
-MS_BIND, MS_REC, MS_PRIVATE, MS_SLAVE, MS_SHARED = 4096, 16384, 1 << 18, 1 << 19, 1 << 20
+MS_BIND, MS_MOVE, MS_REC, MS_PRIVATE, MS_SLAVE, MS_SHARED = 4096, 8192, 16384, 1 << 18, 1 << 19, 1 << 20
 PR_SET_PDEATHSIG, PR_CAPBSET_READ, PR_CAPBSET_DROP, PR_SET_SECCOMP, PR_SET_NO_NEW_PRIVS = 1, 23, 24, 22, 38
 SYS_PIVOT_ROOT = {"x86_64": 155}.get(os.uname().machine, 41)
 SYS_KEYCTL, KEYCTL_JOIN_SESSION_KEYRING = {"x86_64": 250}.get(os.uname().machine, 219), 1
@@ -688,6 +688,57 @@ def rename(target: Sandbox, hostname: str) -> None:
     os.waitpid(pid, 0)
 
 
+def outfit(request: dict[str, Any], target: Sandbox) -> None:
+    """Give a machine that was started without files a root to live on; what it has already is moved there.
+
+    Nothing of the sandbox runs yet, so that nothing changes while it is looked at. The root it had goes, and with it
+    all that it was shown so that this could be done.
+    """
+    told, tell = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            check(libc.setns(target.pidfd, CLONE_NEWUSER | CLONE_NEWNS | CLONE_NEWUTS), "setns")
+            become([0, 0])
+            os.umask(0o022)
+            socket.sethostname(request["hostname"])
+            root = request["root"]
+            for lower, upper, work, place in request["overlays"]:
+                layers = f"lowerdir={lower},upperdir={upper},workdir={work},userxattr"
+                mount("overlay", spot(root, place), "overlay", 0, layers)
+            for place in request["moved"]:
+                mount(place, spot(root, place), None, MS_MOVE)
+            for source, place in request["shown"]:
+                mount(source, spot(root, place), None, MS_BIND)
+                mount(None, spot(root, place), None, MS_BIND | MS_REMOUNT | MS_RDONLY | MS_NOSUID | MS_NODEV)
+            os.chdir(root)
+            check(libc.syscall(SYS_PIVOT_ROOT, b".", b"."), "pivot_root")
+            check(libc.umount2(b".", MNT_DETACH), "umount")
+            os.write(tell, b"1")
+        except OSError as error:
+            os.write(tell, str(error).encode())
+        finally:
+            os._exit(0)
+    os.close(tell)
+    said = os.read(told, 4096)
+    os.close(told)
+    os.waitpid(pid, 0)
+    if said != b"1":
+        raise OSError(errno.EIO, said.decode(errors="replace") or "it ended")
+
+
+def spot(root: str, place: str) -> str:
+    """A directory below a root that is not ours yet: a link there would lead elsewhere."""
+    path = root
+    for name in filter(None, place.split("/")):
+        path = f"{path}/{name}"
+        if os.path.islink(path):
+            raise OSError(errno.ELOOP, f"{place} is a link")
+        if not os.path.isdir(path):
+            os.mkdir(path, 0o755)
+    return path
+
+
 def attaching() -> ModuleType:
     """The module beside this one; only those who mount pay for it."""
     import importlib.util
@@ -754,6 +805,9 @@ class Launcher:
             return self.kill(request["key"])
         if op == "rename":
             rename(self.sandboxes[request["key"]], request["hostname"])
+            return None
+        if op == "outfit":
+            outfit(request, self.sandboxes[request["key"]])
             return None
         if op == "detach":
             return detach(self.sandboxes[request["key"]], request["path"])
