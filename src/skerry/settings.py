@@ -17,6 +17,8 @@ from skerry.models import Limits
 HOSTNAME = re.compile(r"(?=[^:]{1,253}(?::|$))(?!.*\.\.)[a-z0-9](?:[a-z0-9.-]*[a-z0-9])?(?::[1-9][0-9]{0,4})?")
 """A host that previews may live under, in lower case, with a port where it is not the usual one."""
 
+SPARES = 5
+"""Machines that `skerry serve` keeps half started unless it is told otherwise."""
 PROVIDERS = ("local", "docker", "cloudflare", "modal")
 _ORIGIN = re.compile(r"https?://[^/*\s]+")
 _ALSO = {

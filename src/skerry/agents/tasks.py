@@ -180,14 +180,17 @@ class Tasks:
         self.start(work)
         return row
 
-    def row_of(self, request: CreateTask, provider: str | None = None) -> tuple[TaskRow, Hidden]:
+    def row_of(
+        self, request: CreateTask, provider: str | None = None, hidden: Hidden | None = None
+    ) -> tuple[TaskRow, Hidden]:
         """A task that whoever asks may have, checked, and not on record yet. ``provider``: the one it is known to run
-        on."""
+        on. ``hidden``: what must not be read, where that is known already."""
         if request.template_id is not None:
             text = filled(request.template_id, request.values, request.message)
             request = request.model_copy(update={"message": text, "template_id": None, "values": {}})
         provider = provider or provider_for(self._registry, request.provider, request.use_case)
-        request, hidden = self.checked(request)
+        request, own = self.checked(request)
+        hidden = hidden or own
         id = f"task-{nanoid()}"
         given = QUICK if request.reuse else request.sandbox_id
         if request.session_id is not None and given is None:
@@ -241,8 +244,14 @@ class Tasks:
             return await self._fail(row.id, f"It could not be taken up again: {reason_of(error)}")
         self.start(work)
 
-    def work(self, row: TaskRow, snapshot: str | None = None, muster: Muster | None = None) -> Run:
-        hidden = Hidden.opened(self._registry.vault, row.id, row.secrets)
+    def work(
+        self,
+        row: TaskRow,
+        snapshot: str | None = None,
+        muster: Muster | None = None,
+        hidden: Hidden | None = None,
+    ) -> Run:
+        hidden = hidden or Hidden.opened(self._registry.vault, row.id, row.secrets)
         return Run(self._desk, row, hidden, snapshot, muster)
 
     @property

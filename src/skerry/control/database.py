@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import math
 import os
+import re
 import sqlite3
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
@@ -130,6 +131,7 @@ def database_url(url: str) -> URL:
     return parsed
 
 
+_SURROGATES = re.compile("[\ud800-\udfff]")
 _URL_HINT = "Write it as sqlite:////absolute/path.db or postgresql://user:password@host:5432/name."
 
 
@@ -243,7 +245,7 @@ def storable(values: dict[str, Any]) -> dict[str, Any]:
 def _fits(value: Any) -> bool:
     match value:
         case str():
-            return "\0" not in value and not any("\ud800" <= character <= "\udfff" for character in value)
+            return "\0" not in value and (value.isascii() or _SURROGATES.search(value) is None)
         case float():
             return math.isfinite(value)
         case Mapping():

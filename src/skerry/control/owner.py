@@ -100,6 +100,8 @@ class Owner:
         self._events = events
         self._attendants = attendants
         self.mounts = mounts.of(self)
+        self.files: asyncio.Future[None] | None = None
+        """Those it was made with, while they are on their way."""
         self._machine: Machine | None = None
         self._runtime: Runtime | None = None
         self._egress = egress
@@ -224,6 +226,9 @@ class Owner:
             return await self.thaw()
         self._require_time()
         row, began = self.row, time.perf_counter()
+        if self.files is not None:
+            await self.files
+            self.files = None
         # Before anything is recorded: the record of a machine that another process runs is that process's to keep.
         try:
             await self._provider.require_idle(self.id)
@@ -247,9 +252,7 @@ class Owner:
         self._started_with = limits = self._limits.of(row.limits)
         warm = self._pool.take(row.image, limits, row.toolboxes) if not row.starts and not filled else None
         # Beside each other: a server that is killed once a command was answered must find that there was a start.
-        recording = asyncio.ensure_future(
-            self._store.update_sandbox(self.id, state=State.STARTING, starts=self.row.starts)
-        )
+        recording = asyncio.ensure_future(self._store.record_start(self.id))
         try:
             with self.metrics.timed("start"):
                 await (self._launch(limits) if warm is None else self._adopt(warm, limits))
@@ -287,8 +290,14 @@ class Owner:
                 details={"sandboxId": self.id},
             )
 
+    async def arrived(self) -> None:
+        """Its files are no longer on their way, whether they came or not."""
+        if self.files is not None:
+            await asyncio.gather(self.files, return_exceptions=True)
+
     async def require_files(self) -> None:
         """Its files are where they should be, or it never had any."""
+        await self.arrived()
         if self._must_have_files() and not await self._provider.exists(self.id):
             raise self._files_missing()
 
@@ -438,6 +447,7 @@ class Owner:
         before, began = self.row.state, time.perf_counter()
         # Recorded first: a server that is killed in the middle is followed by one that finishes it.
         await self.update(state=State.DESTROYED)
+        await self.arrived()
         with self.metrics.timed("destroy"):
             await self.stop("It was destroyed.")
             await self._ledger.flush()

@@ -21,6 +21,7 @@ import struct
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
@@ -343,8 +344,27 @@ class Sandbox:
         self.readable: list[str] = []  # what is only to be read in a /proc of those who enter
         self.hidden: list[str] = []  # and what is not to be seen there
         self.profile: str | None = None  # of AppArmor, which they are held to
+        self.attendant: tuple[int, int] | None = None  # who waits for what it is to become, and where to say it
+
+    def tell(self, request: dict[str, Any]) -> None:
+        """Have it outfitted; the answer comes from there."""
+        if self.attendant is None:
+            raise ProcessLookupError(errno.ESRCH, "nobody waits in it")
+        os.write(self.attendant[1], json.dumps(request).encode() + b"\n")
+        self.dismiss()
+
+    def dismiss(self) -> None:
+        """Nobody is to wait in it any more."""
+        if self.attendant is not None:
+            for fd in self.attendant:
+                os.close(fd)
+            self.attendant = None
 
     def forget(self) -> None:
+        if self.attendant is not None:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self.attendant[0], signal.SIGKILL)
+            self.dismiss()
         for mounted in self.mounts.values():
             os.close(mounted)
         if self.pidfd is not None:
@@ -688,43 +708,60 @@ def rename(target: Sandbox, hostname: str) -> None:
     os.waitpid(pid, 0)
 
 
-def outfit(request: dict[str, Any], target: Sandbox) -> None:
+def attend(target: Sandbox, answer: Callable[[dict[str, Any]], None]) -> None:
+    """Have somebody wait in a machine that was started without files, to outfit it as soon as there are some.
+
+    Most of what that takes, a process in those namespaces, is there when it is needed. It also gives the answer.
+    """
+    if target.pidfd is None:
+        raise ProcessLookupError(errno.ESRCH, "it has ended")
+    waiting, told = os.pipe()
+    pid = os.fork()
+    if pid:
+        os.close(waiting)
+        target.attendant = os.pidfd_open(pid), told
+        return
+    try:
+        libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        check(libc.setns(target.pidfd, CLONE_NEWUSER | CLONE_NEWNS | CLONE_NEWUTS), "setns")
+        become([0, 0])
+        libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)  # forgotten when ids change
+        os.umask(0o022)
+        asked = b""
+        while not asked.endswith(b"\n"):
+            more = os.read(waiting, 65536)
+            if not more:
+                os._exit(0)
+            asked += more
+        request = json.loads(asked)
+        try:
+            outfit(request)
+            answer({"i": request["i"], "r": None})
+        except OSError as error:
+            answer({"i": request["i"], "error": str(error)})
+    finally:
+        os._exit(0)
+
+
+def outfit(request: dict[str, Any]) -> None:
     """Give a machine that was started without files a root to live on; what it has already is moved there.
 
     Nothing of the sandbox runs yet, so that nothing changes while it is looked at. The root it had goes, and with it
     all that it was shown so that this could be done.
     """
-    told, tell = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        try:
-            check(libc.setns(target.pidfd, CLONE_NEWUSER | CLONE_NEWNS | CLONE_NEWUTS), "setns")
-            become([0, 0])
-            os.umask(0o022)
-            socket.sethostname(request["hostname"])
-            root = request["root"]
-            for lower, upper, work, place in request["overlays"]:
-                layers = f"lowerdir={lower},upperdir={upper},workdir={work},userxattr"
-                mount("overlay", spot(root, place), "overlay", 0, layers)
-            for place in request["moved"]:
-                mount(place, spot(root, place), None, MS_MOVE)
-            for source, place in request["shown"]:
-                mount(source, spot(root, place), None, MS_BIND)
-                mount(None, spot(root, place), None, MS_BIND | MS_REMOUNT | MS_RDONLY | MS_NOSUID | MS_NODEV)
-            os.chdir(root)
-            check(libc.syscall(SYS_PIVOT_ROOT, b".", b"."), "pivot_root")
-            check(libc.umount2(b".", MNT_DETACH), "umount")
-            os.write(tell, b"1")
-        except OSError as error:
-            os.write(tell, str(error).encode())
-        finally:
-            os._exit(0)
-    os.close(tell)
-    said = os.read(told, 4096)
-    os.close(told)
-    os.waitpid(pid, 0)
-    if said != b"1":
-        raise OSError(errno.EIO, said.decode(errors="replace") or "it ended")
+    socket.sethostname(request["hostname"])
+    root = request["root"]
+    for lower, upper, work, place in request["overlays"]:
+        layers = f"lowerdir={lower},upperdir={upper},workdir={work},userxattr"
+        mount("overlay", spot(root, place), "overlay", 0, layers)
+    for place in request["moved"]:
+        mount(place, spot(root, place), None, MS_MOVE)
+    for source, place in request["shown"]:
+        mount(source, spot(root, place), None, MS_BIND)
+        mount(None, spot(root, place), None, MS_BIND | MS_REMOUNT | MS_RDONLY | MS_NOSUID | MS_NODEV)
+    os.chdir(root)
+    check(libc.syscall(SYS_PIVOT_ROOT, b".", b"."), "pivot_root")
+    check(libc.umount2(b".", MNT_DETACH), "umount")
 
 
 def spot(root: str, place: str) -> str:
@@ -795,6 +832,9 @@ class Launcher:
         if op == "forget":
             self.sandboxes.pop(request["key"]).forget()
             return None
+        if op == "attend":
+            attend(self.sandboxes[request["key"]], self.send)
+            return None
         if op == "enter":
             return self.keep(enter(request, fds, self.sandboxes[request["target"]]))
         if op == "seed":
@@ -805,9 +845,6 @@ class Launcher:
             return self.kill(request["key"])
         if op == "rename":
             rename(self.sandboxes[request["key"]], request["hostname"])
-            return None
-        if op == "outfit":
-            outfit(request, self.sandboxes[request["key"]])
             return None
         if op == "detach":
             return detach(self.sandboxes[request["key"]], request["path"])
@@ -888,6 +925,8 @@ class Launcher:
         request = json.loads(data)
         made: list[int] = []
         try:
+            if request["op"] == "outfit":
+                return self.sandboxes[request["key"]].tell(request)
             if request["op"] == "attach":
                 made = [attach(self.sandboxes[request["key"]], request["path"], request["readOnly"])]
                 reply = {"i": request["i"], "r": None}

@@ -43,6 +43,7 @@ from skerry.providers.local.nospace import NoSpace
 from skerry.providers.local.seccomp import compile_filter
 from skerry.providers.local.seed import Seed
 from skerry.providers.local.spares import Spares
+from skerry.providers.local.stock import Stock
 from skerry.providers.local.toolbox import Toolbox
 from skerry.providers.local.trees import remove_tree
 from skerry.providers.local.turns import take_short_turns
@@ -82,7 +83,8 @@ class LocalProvider:
         self._cgroups: Cgroups | None = None
         self._fuse = False
         self.chores = Chores()
-        self._spares = Spares(settings.spares, self._spare)
+        self._stock = Stock(self._disk, settings.spares, self._remove)
+        self._spares = Spares(settings.spares, self._spare, self._stock.fill)
         self._launching = asyncio.Lock()
         self._presence = -1
         self.alone = False
@@ -217,6 +219,7 @@ class LocalProvider:
             return
         self._open = False
         await self._spares.close()
+        self._stock.clear()
         if self.seed is not None:
             await self.seed.close()
         await self.launcher.close()
@@ -334,6 +337,11 @@ class LocalProvider:
             tmpfs=limits.tmpfs,
         )
         await self._begin(machine, HOST, line, limits)
+        try:
+            await self.launcher.attend(machine.key)
+        except BaseException:
+            await machine.stop()
+            raise
         return machine
 
     async def _outfitted(
@@ -539,7 +547,13 @@ class LocalProvider:
             await asyncio.to_thread(self._disk.snapshot, id, snapshot, hold, previous)
 
     async def clone(self, snapshot: str, id: str) -> None:
-        await asyncio.to_thread(self._disk.clone, snapshot, id)
+        copy = self._stock.take(snapshot)
+        self._spares.stir()
+        try:
+            await asyncio.to_thread(self._disk.clone, snapshot, id, copy)
+        except BaseException:
+            self._remove(copy)
+            raise
 
     async def restore(self, snapshot: str, id: str, stop: Callable[[], Awaitable[None]]) -> None:
         made = await asyncio.to_thread(self._disk.prepare_restore, snapshot, id)
@@ -553,6 +567,7 @@ class LocalProvider:
         self._remove(old)
 
     async def remove_snapshot(self, snapshot: str) -> None:
+        self._stock.forget(snapshot)
         self._remove(self._disk.hide_snapshot(snapshot))
 
     async def snapshots(self) -> set[str]:

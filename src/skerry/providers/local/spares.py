@@ -32,9 +32,16 @@ def kind_of(limits: Limits) -> Key:
 class Spares:
     """``size`` of them, like the last that was asked for."""
 
-    def __init__(self, size: int, make: Callable[[Limits], Awaitable[LocalMachine]]) -> None:
+    def __init__(
+        self,
+        size: int,
+        make: Callable[[Limits], Awaitable[LocalMachine]],
+        afterwards: Callable[[], Awaitable[bool]],
+    ) -> None:
+        """``afterwards`` is called again and again when all are there, until it says that there is nothing to do."""
         self._size = size
         self._make = make
+        self._afterwards = afterwards
         self._like = Limits()
         self._ready: list[LocalMachine] = []
         self._busy_at = 0.0
@@ -46,12 +53,14 @@ class Spares:
             self._wanted.set()
             self._worker = asyncio.get_running_loop().create_task(self._refill())
 
-    def take(self, limits: Limits) -> LocalMachine | None:
+    def stir(self) -> None:
+        """Something is being made from what there is."""
         self._busy_at = time.monotonic()
         self._wanted.set()
-        if kind_of(limits) != kind_of(self._like):
-            self._like = Limits(open_files=limits.open_files, tmpfs=limits.tmpfs)
-            return None
+
+    def take(self, limits: Limits) -> LocalMachine | None:
+        self.stir()
+        self._like = limits
         fitting = (spare for spare in self._ready if kind_of(spare.started_with) == kind_of(limits))
         found = next(fitting, None)
         if found is not None:
@@ -76,6 +85,8 @@ class Spares:
                 self._ready.remove(other)
                 await other.stop()
             if len(self._ready) >= self._size:
+                if await self._afterwards():
+                    self._wanted.set()
                 continue
             self._wanted.set()
             try:
