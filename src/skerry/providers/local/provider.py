@@ -133,8 +133,6 @@ class LocalProvider:
             await self._launch()
             await self._probe()
             self._disk.watch(lambda: self.launcher.busy)
-            if self._can_spare:
-                self._spares.open()
         except BaseException:
             await self.close()
             raise
@@ -520,13 +518,14 @@ class LocalProvider:
             self.chores.own(asyncio.to_thread(self._disk.remove, path))
 
     async def sweep(self, keep: set[str], snapshots: set[str]) -> list[str]:
-        if not self.alone:
-            return []
         try:
-            return await asyncio.to_thread(self._sweep, keep, snapshots)
+            return await asyncio.to_thread(self._sweep, keep, snapshots) if self.alone else []
         finally:
-            self.alone = False
-            fcntl.flock(self._presence, fcntl.LOCK_SH)
+            if self.alone:
+                self.alone = False
+                fcntl.flock(self._presence, fcntl.LOCK_SH)
+            if self._can_spare:
+                self._spares.open()  # not before: they would be swept
 
     def _sweep(self, keep: set[str], snapshots: set[str]) -> list[str]:
         removed = self._images.sweep() + self._disk.sweep(keep, snapshots) + cgroups.sweep(self.home)
