@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
+import re
 import time
 from collections.abc import AsyncGenerator
 from typing import Any, Literal
@@ -17,6 +19,7 @@ from skerry.agents.http import Http, HttpFailed
 from skerry.agents.models import AgentEvent
 from skerry.agents.opencode.turn import Json, Turn, message_id
 from skerry.errors import (
+    AgentConfigError,
     AgentDiedError,
     AgentError,
     AgentSessionNotFoundError,
@@ -40,6 +43,7 @@ SEND_FOR = 30.0
 """Seconds that a prompt is tried to be sent, while the program runs and does not answer."""
 STOP_GRACE = 5000.0
 
+_SESSION = re.compile(r"ses_[A-Za-z0-9]+")
 _EVENT: TypeAdapter[AgentEvent] = TypeAdapter(AgentEvent)
 
 
@@ -90,7 +94,16 @@ class RunningOpenCode:
             await asyncio.sleep(0.2)
 
     async def require_session(self, session: str) -> None:
+        if not _SESSION.fullmatch(session):  # what does not look like one is a fault of the server to OpenCode
+            raise _unknown()
         await self._ask("GET", f"/session/{quote(session, safe='')}")
+
+    async def check(self) -> None:
+        """That it takes its settings and files. It starts all the same, and then refuses whatever it is asked for."""
+        try:
+            await self._ask("GET", "/config")
+        except AgentUnreadyError as error:
+            log.info("OpenCode did not say whether it takes its settings", reason=error.message)
 
     async def messages(self, session: str) -> list[dict[str, Any]]:
         """Every message of a session with its parts, as OpenCode has them."""
@@ -208,7 +221,9 @@ class RunningOpenCode:
             if not self.alive:
                 raise self._died() from error
             if error.status == 404:
-                raise AgentSessionNotFoundError("OpenCode does not know this session, message or question.") from error
+                raise _unknown() from error
+            if error.status == 400 and (wrong := _wrong_settings(error)) is not None:
+                raise wrong from error
             if error.status is None or error.status >= 500:
                 raise AgentUnreadyError(
                     f"OpenCode did not do as it was asked: {error}", details=_said(error)
@@ -227,6 +242,26 @@ class RunningOpenCode:
         why = info.error or f"It ended with status {info.exit_code}."
         said = self._process.said[-1000:].decode(errors="replace")
         return AgentDiedError(f"OpenCode has died. {why}", details={"process": info.id, "said": said})
+
+
+def _unknown() -> AgentSessionNotFoundError:
+    return AgentSessionNotFoundError("OpenCode does not know this session, message or question.")
+
+
+def _wrong_settings(error: HttpFailed) -> AgentConfigError | None:
+    """What OpenCode has to say against its settings, or against a file of them, if that is why it refuses."""
+    try:
+        said = json.loads(error.body)
+        name, data = str(said["name"]), said["data"]
+        place = str(data["path"])
+        if not name.startswith("Config"):
+            return None
+        issues = [f"{'.'.join(map(str, issue['path']))}: {issue['message']}" for issue in data.get("issues") or ()]
+    except (ValueError, LookupError, TypeError, AttributeError):
+        return None
+    where = "its configuration" if place == SETTINGS else place
+    why = "; ".join(issues) or str(data.get("message") or name)
+    return AgentConfigError(f"OpenCode does not take {where}: {why[:1000]}.", details={"path": place})
 
 
 def _said(error: HttpFailed) -> dict[str, Any]:

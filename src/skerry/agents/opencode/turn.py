@@ -275,6 +275,7 @@ def _failure(error: Json) -> Json:
         return {"error": f"The model failed: {message}", "code": "model_failed"}
     if message.startswith("Model not found"):
         message = f"{message} If it is the right one, there is no key for its provider on the server."
+        return {"error": message, "code": "model_unknown"}
     return {"error": message, "code": "agent_failed"}
 
 
