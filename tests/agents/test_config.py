@@ -64,6 +64,10 @@ def test_tokens_are_refreshed_outside() -> None:
     assert oauth.token_url == "https://auth.example.com/token"
     access = prepare("opencode", {"auth": {"anthropic": {"type": "oauth", "access": SECRET, "expires": 1}}})
     assert access.secrets["api.anthropic.com"].scheme == "Bearer {value}"
+    options = settings(access)["provider"]["anthropic"]["options"]
+    assert (options["authToken"], "apiKey" in options) == (PLACEHOLDER, False), "a key that is none is looked at first"
+    claude = prepare("claude-code", {"auth": {"anthropic": grant}}).setup.env
+    assert claude == {"CLAUDE_CODE_OAUTH_TOKEN": PLACEHOLDER}
     with pytest.raises(InvalidRequestError, match="where to go with it"):
         prepare("opencode", {"auth": {"anthropic": {"type": "oauth", "refresh": "r-1"}}})
 
@@ -108,6 +112,44 @@ def test_nothing_is_asked_or_shared_unless_the_configuration_says_so() -> None:
     plain = settings(prepare("opencode", {"share": "auto", "autoupdate": True}))
     assert (plain["share"], plain["autoupdate"], plain["permission"]["*"]) == ("disabled", False, "allow")
     assert settings(prepare("opencode", {"permission": {"bash": "ask"}}))["permission"] == {"bash": "ask"}
+
+
+@pytest.mark.parametrize(
+    ("permission", "ask", "deny"),
+    [
+        ({}, [], []),
+        ({"task": "allow", "bash": "allow"}, [], []),
+        ({"bash": "ask"}, ["Bash"], []),
+        ({"bash": {"*": "allow", "rm *": "deny", "git push *": "ask"}}, ["Bash(git push *)"], ["Bash(rm *)"]),
+        ({"edit": "deny", "webfetch": "deny"}, [], ["Edit", "Write", "NotebookEdit", "WebFetch"]),
+        ({"*": "deny", "read": "allow", "grep": "allow", "edit": "allow"}, [], None),
+    ],
+)
+def test_what_claude_code_may_do_is_told_in_its_own_words(
+    permission: dict[str, Any], ask: list[str], deny: list[str] | None
+) -> None:
+    setup = prepare("claude-code", {"permission": permission}).setup
+    written = json.loads(setup.files.get("/root/.claude/permissions.json", b"{}")).get("permissions", {})
+    assert (setup.asks, written.get("ask", [])) == (bool(ask), ask)
+    if deny is not None:
+        assert written.get("deny", []) == deny
+    else:
+        assert {"Bash", "WebFetch", "Agent"} <= set(written["deny"])
+        assert not {"Read", "Grep", "Edit", "Write"} & set(written["deny"])
+
+
+def test_claude_code_is_given_the_mcp_servers_that_are_enabled() -> None:
+    servers = {"on": {"type": "local", "command": ["a", "b"]}, "off": {"command": ["c"], "enabled": False}}
+    setup = prepare("claude-code", {"mcp": servers}).setup
+    assert json.loads(setup.files["/root/.claude/mcp.json"]) == {
+        "mcpServers": {"on": {"command": "a", "args": ["b"], "env": {}}}
+    }
+    for wrong in ({"type": "local"}, {"command": "a b"}, {"type": "remote"}):
+        with pytest.raises(InvalidRequestError, match="'odd'"):
+            prepare("claude-code", {"mcp": {"odd": wrong}})
+    for permission in ("sometimes", {"bash": "sometimes"}, ["bash"]):
+        with pytest.raises(InvalidRequestError, match="permission"):
+            prepare("claude-code", {"permission": permission})
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 
 from pydantic import SecretStr, ValidationError
 
+from skerry.agents.claude.permissions import rules
 from skerry.agents.contract import DIRECTORY, Setup
 from skerry.agents.models import AgentConfig, Credential
 from skerry.agents.providers import PROVIDERS, ModelProvider, speaks_like
@@ -101,7 +102,7 @@ def _opencode(config: AgentConfig, directory: str, has: Environment) -> Preparat
         if secret is not None:
             host, insecure = _host(id, kind, url)
             secrets[host] = secret.model_copy(update={"insecure": insecure})
-            options["apiKey"] = PLACEHOLDER
+            options |= _shown(options, kind, credential)
         if options or given:
             providers[id] = {**given, "options": options}
     mcp = {name: _mcp(server, secrets) for name, server in config.mcp.items()}
@@ -123,6 +124,17 @@ def _opencode(config: AgentConfig, directory: str, has: Environment) -> Preparat
         model=config.model,
     )
     return Preparation(setup, secrets, tuple(toolboxes), () if config.model is None else tuple(_wanted(config)))
+
+
+def _shown(options: Mapping[str, Any], kind: ModelProvider | None, credential: Credential | None) -> dict[str, Any]:
+    """What stands in place of the key. Anthropic wants to be told of tokens, and looks at a key first."""
+    if credential is None or credential.type == "api" or kind is not PROVIDERS["anthropic"]:
+        return {"apiKey": PLACEHOLDER}
+    headers = options.get("headers")
+    return {
+        "authToken": PLACEHOLDER,
+        "headers": {"anthropic-beta": "oauth-2025-04-20", **(headers if isinstance(headers, Mapping) else {})},
+    }
 
 
 def check_model(model: str | None) -> None:
@@ -173,7 +185,9 @@ def _claude(config: AgentConfig, directory: str, has: Environment) -> Preparatio
     if secret is not None:
         host, insecure = _host("anthropic", kind, url)
         secrets[host] = secret.model_copy(update={"insecure": insecure})
-    env = {"ANTHROPIC_API_KEY": PLACEHOLDER}
+    # With a token it speaks otherwise than with a key, and a key that is none would be looked at first.
+    bearer = credential is not None and credential.type == "oauth"
+    env = {"CLAUDE_CODE_OAUTH_TOKEN" if bearer else "ANTHROPIC_API_KEY": PLACEHOLDER}
     if url is not None:
         # Claude Code adds /v1 by itself.
         env["ANTHROPIC_BASE_URL"] = str(url).rstrip("/").removesuffix("/v1")
@@ -193,19 +207,27 @@ def _claude(config: AgentConfig, directory: str, has: Environment) -> Preparatio
     if config.agents_md is not None:
         files[f"{place}/CLAUDE.md"] = config.agents_md
     if config.mcp:
-        servers = {name: _claude_mcp(_mcp(server, secrets)) for name, server in config.mcp.items()}
+        wanted = {name: server for name, server in config.mcp.items() if server.get("enabled", True)}
+        servers = {name: _claude_mcp(name, _mcp(server, secrets)) for name, server in wanted.items()}
         files[f"{place}/mcp.json"] = json.dumps({"mcpServers": servers})
     model = None if config.model is None else config.model.removeprefix("anthropic/")
-    asks = "ask" in json.dumps(config.settings.get("permission") or {})
-    setup = Setup(directory, {path: content.encode() for path, content in files.items()}, env, model, asks)
+    permissions = rules(config.settings.get("permission") or {})
+    if permissions["ask"] or permissions["deny"]:
+        files[f"{place}/permissions.json"] = json.dumps({"permissions": permissions})
+    given = {path: content.encode() for path, content in files.items()}
+    setup = Setup(directory, given, env, model, asks=bool(permissions["ask"]))
     return Preparation(setup, secrets, ("claude-code",))
 
 
-def _claude_mcp(server: Mapping[str, Any]) -> dict[str, Any]:
+def _claude_mcp(name: str, server: Mapping[str, Any]) -> dict[str, Any]:
     if server.get("type") == "remote":
-        return {"type": "http", "url": server.get("url"), "headers": server.get("headers") or {}}
-    command = [str(word) for word in server.get("command") or []]
-    return {"command": command[0] if command else "", "args": command[1:], "env": server.get("environment") or {}}
+        if not isinstance(server.get("url"), str):
+            raise InvalidRequestError(f"The MCP server {name!r} is elsewhere and has no `url`.")
+        return {"type": "http", "url": server["url"], "headers": server.get("headers") or {}}
+    command = server.get("command")
+    if not isinstance(command, list) or not command or not all(isinstance(word, str) for word in command):
+        raise InvalidRequestError(f"The `command` of the MCP server {name!r} is no list of words.")
+    return {"command": command[0], "args": command[1:], "env": server.get("environment") or {}}
 
 
 # -- both --------------------------------------------------------------------------------------------------------------
