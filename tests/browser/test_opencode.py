@@ -49,9 +49,12 @@ async def _talk(page: Page, url: str) -> None:
     assert stream == "server.connected"
     directory = base64.urlsafe_b64encode(b"/home/user/workspace").decode().rstrip("=")
     await page.goto(f"{page.url.partition('?')[0]}{directory}/session")
-    await page.locator("[contenteditable=true]").first.click()
+    await expect(page.get_by_role("button", name="One")).to_be_visible()  # the model that answers
+    prompt = page.get_by_role("textbox", name="Prompt")
+    await prompt.click()
     await page.keyboard.type("What is 2+2?")
-    await page.keyboard.press("Enter")
+    await expect(prompt).to_have_text("What is 2+2?")
+    await prompt.press("Enter")
     # What is answered comes as server-sent events, through the preview.
     await expect(page.get_by_text(re.compile("It makes four, and took a while"))).to_be_visible(timeout=30_000)
     assert failed == []
