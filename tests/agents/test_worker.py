@@ -127,6 +127,14 @@ async def test_a_message_may_be_heard_as_it_is_answered(pod: str, http: httpx.As
     assert events[-1]["tokens"]["input"] == 22
 
 
+async def test_a_long_answer_is_not_told_again_with_every_word(pod: str, http: httpx.AsyncClient, model: Model) -> None:
+    text = " ".join(f"word-{number}" for number in range(3000))
+    model.when("at length", say(text))
+    answer = await http.post(f"/sandbox/{pod}/message", json={"message": "at length", "stream": True})
+    assert json.loads(answer.text.strip().rpartition("data: ")[2])["response"] == text
+    assert len(answer.content) < 300 * len(text), "each word with all that were before it would be 1500 times as much"
+
+
 async def test_whoever_leaves_stops_the_agent(pod: str, http: httpx.AsyncClient, model: Model) -> None:
     model.when("for ever", say(" ".join("abcdefghij" * 20), pause=0.1))
     body = {"message": "for ever", "stream": True}

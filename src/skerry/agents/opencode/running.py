@@ -17,6 +17,7 @@ from pydantic import TypeAdapter
 from skerry.agents.contract import Prompt, Setup
 from skerry.agents.http import Http, HttpFailed
 from skerry.agents.models import AgentEvent
+from skerry.agents.opencode.spacing import Spacing
 from skerry.agents.opencode.turn import Json, Turn, message_id
 from skerry.errors import (
     AgentConfigError,
@@ -155,11 +156,12 @@ class RunningOpenCode:
         """What the stream says of the turn, until that is over; now and then what it should have said is asked for."""
         coming: asyncio.Task[Json] | None = None
         died = asyncio.ensure_future(self._process.ended.wait())
-        looked = time.monotonic()
+        looked, spacing = time.monotonic(), Spacing()
         try:
             while not turn.over:
                 coming = coming or asyncio.ensure_future(anext(stream))
-                await asyncio.wait({coming, died}, timeout=LOOK_AFTER, return_when=asyncio.FIRST_COMPLETED)
+                patience = LOOK_AFTER if spacing.due is None else spacing.due
+                await asyncio.wait({coming, died}, timeout=patience, return_when=asyncio.FIRST_COMPLETED)
                 told: list[Json] = []
                 if coming.done():
                     told, coming = turn.feed(coming.result()), None
@@ -173,8 +175,12 @@ class RunningOpenCode:
                 if turn.gave_up:
                     with contextlib.suppress(AgentError):
                         await self.abort(turn.session)
-                for event in told:
+                for event in spacing.let(told):
                     yield event
+        except HttpFailed:
+            for event in spacing.rest():
+                yield event
+            raise
         finally:
             died.cancel()
             if coming is not None:
