@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
+import secrets
 import tempfile
 from collections.abc import AsyncIterator, Iterator
 from datetime import datetime
@@ -199,6 +200,30 @@ async def _hear(http: httpx.AsyncClient, pod: str, words: str) -> bool:
             if words in line:
                 return True
     return False
+
+
+async def test_a_key_that_opencode_is_given_stays_outside(pod: str, http: httpx.AsyncClient, model: Model) -> None:
+    path, key = f"/sandbox/{pod}/opencode/auth", f"sk-{secrets.token_hex(20)}"
+    for provider in ("scripted", "openai"):
+        given = await http.put(
+            f"{path}/{provider}", json={"type": "api", "key": KEY if provider == "scripted" else key}
+        )
+        assert (given.status_code, given.json()) == (200, True)
+    found = await http.post(f"/v1/sandboxes/{pod}/exec", json={"command": "cat ~/.local/share/opencode/auth.json"})
+    assert "skerry-placeholder" in found.json()["stdout"]
+    assert key not in found.text
+    assert KEY not in found.text
+    assert "api.openai.com" in (await http.get(f"/v1/sandboxes/{pod}/egress")).text
+    for provider, body in (
+        ("unheard-of", {"type": "api", "key": key}),
+        ("openai", {"type": "oauth", "refresh": key, "access": key, "expires": 1}),
+        ("openai", {"type": "api"}),
+        ("openai", ["no"]),
+    ):
+        refused = await http.put(f"{path}/{provider}", json=body)
+        assert (refused.status_code, refused.json()["error"]["code"]) == (400, "invalid_request"), refused.text
+        assert key not in refused.text
+    assert (await http.post(f"/sandbox/{pod}/message", json={"message": "still paid for?"})).status_code == 200
 
 
 async def test_websockets_pass_to_opencodes_terminals(pod: str, http: httpx.AsyncClient, served: ServerProcess) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import secrets
 import time
 from collections.abc import AsyncGenerator
@@ -15,12 +16,14 @@ from typing import Any
 from weakref import WeakValueDictionary
 
 import structlog
+from pydantic import ValidationError
 
-from skerry.agents.config import Preparation, check_model, prepare, server_variables
+from skerry.agents.config import PLACEHOLDER, Preparation, check_model, prepare, server_variables
 from skerry.agents.contract import DIRECTORY, Prompt, Setup
 from skerry.agents.known import OPENCODE
 from skerry.agents.models import (
     AgentEvent,
+    Credential,
     ExecutionComplete,
     MessageDone,
     MessageStart,
@@ -34,7 +37,7 @@ from skerry.agents.models import (
     WorkerMessage,
     WorkerSync,
 )
-from skerry.agents.opencode.running import RunningOpenCode
+from skerry.agents.opencode.running import SETTINGS, RunningOpenCode
 from skerry.agents.opencode.turn import message_id
 from skerry.agents.placing import differing, put_back
 from skerry.agents.shift import Shift
@@ -48,6 +51,7 @@ from skerry.errors import (
     AgentSessionNotFoundError,
     ConflictError,
     FilesMissingError,
+    InvalidRequestError,
     ModelFailedError,
     ModelUnknownError,
     NotFoundError,
@@ -231,6 +235,24 @@ class Worker:
                     details={"errors": done.errors[:20]},
                 )
             self._registry.backups.made_good(id, runtime)
+
+    async def authorize(self, id: str, provider: str, credential: bytes) -> None:
+        """What OpenCode is given to show to a provider of models: kept at the door, and a placeholder inside."""
+        async with self.agent(id) as agent:
+            try:
+                given = Credential.model_validate_json(credential)
+            except ValidationError:
+                given = Credential()
+            if given.type != "api" or given.key is None:
+                raise InvalidRequestError(
+                    "Only a key can be given like this: {type: 'api', key}.",
+                    hint="Tokens belong in the `auth` of the sandbox's configuration, or of a message's.",
+                )
+            settings = json.loads(agent.started_with.get(SETTINGS) or "{}").get("provider") or {}
+            about = {provider: settings[provider]} if provider in settings else {}
+            secrets = self._prepare({"auth": {provider: given}, "provider": about}).secrets
+            await self._registry.add_secrets(id, secrets)
+            await agent.authorize(provider, PLACEHOLDER)
 
     async def answer(self, id: str, request: WorkerMessage) -> WorkerAnswer:
         """What the agent says to a message; raises ``AgentError`` where it could not answer."""

@@ -209,6 +209,9 @@ class RunningOpenCode:
     async def answer(self, permission: str, reply: Literal["once", "always", "reject"]) -> None:
         await self._ask("POST", f"/permission/{quote(permission, safe='')}/reply", {"reply": reply})
 
+    async def authorize(self, provider: str, key: str) -> None:
+        await self._ask("PUT", f"/auth/{quote(provider, safe='')}", {"type": "api", "key": key})
+
     async def abort(self, session: str) -> None:
         await self._ask("POST", f"/session/{quote(session, safe='')}/abort")
 
