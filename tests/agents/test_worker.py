@@ -184,8 +184,9 @@ async def test_a_session_that_is_not_there_is_not_found(pod: str, http: httpx.As
 
 async def test_opencodes_own_api_is_behind_the_proxy(pod: str, http: httpx.AsyncClient, model: Model) -> None:
     model.when("by hand", say("by hand it is"))
+    await http.post(f"/v1/sandboxes/{pod}/exec", json={"command": "pkill -KILL opencode"})
     health = (await http.get(f"/sandbox/{pod}/opencode/global/health")).json()
-    assert health["healthy"]
+    assert health.get("healthy"), health
     session = (await http.post(f"/sandbox/{pod}/opencode/session", json={"title": "mine"})).json()["id"]
     heard = asyncio.create_task(_hear(http, pod, "by hand it is"))
     parts = [{"type": "text", "text": "by hand"}]
@@ -250,6 +251,10 @@ async def test_a_browser_is_led_to_the_preview(pod: str, http: httpx.AsyncClient
         url = led.headers["location"].replace(host, served.url.split("/")[2])
         shown = await stranger.get(url, headers={"host": host})
         assert shown.json()["healthy"]
+        for ending in (f"/v1/sandboxes/{pod}/sleep", f"/v1/sandboxes/{pod}/exec"):
+            await http.post(ending, json={} if ending.endswith("sleep") else {"command": "pkill -KILL opencode"})
+            again = await stranger.get(url, headers={"host": host})
+            assert again.json().get("healthy"), again.text
     script = {"sec-fetch-mode": "cors", "sec-fetch-dest": "empty", "sec-fetch-site": "same-origin"}
     assert (await http.get(f"/sandbox/{pod}/opencode/event", headers=script)).status_code == 403
 

@@ -54,6 +54,8 @@ from skerry.server.preview.front import Previews
 from skerry.server.sse import EventStream
 from skerry.settings import Settings
 
+NAME = "opencode"
+"""Of the preview that browsers are led to."""
 OPENCODE = "/v1/sandboxes/{id}/worker/opencode{rest:path}"
 STREAMED: dict[int | str, dict[str, Any]] = {
     200: {
@@ -131,6 +133,7 @@ def _failed(error: SkerryError) -> AgentFault:
 
 def proxy_routes(registry: Registry, worker: Worker, previews: Previews, settings: Settings) -> list[Any]:
     proxy = OpenCodeProxy(registry, worker, previews, settings)
+    previews.pool.revive = proxy.revive
     return [
         Route(OPENCODE, proxy, name="opencode", include_in_schema=False),
         WebSocketRoute(OPENCODE, proxy.socket, name="opencode_socket"),
@@ -164,7 +167,7 @@ class OpenCodeProxy:
             return await led(scope, receive, send)
         visit = replace(checked(visit), authority=f"localhost:{PORT}", path=path)
         target = path + (b"?" + visit.query if visit.query else b"")
-        inside = Exposure(id, PORT, token="", wake_on_request=True)
+        inside = Exposure(id, PORT, token="", name=NAME, wake_on_request=True)
         admission = Admission(inside, target, visit.query, b"", None, [], self._previews.reception)
         try:
             if visit.method == "PUT" and (provider := _AUTH.fullmatch(path)) is not None:
@@ -182,12 +185,22 @@ class OpenCodeProxy:
             async with self._worker.agent(id):
                 return
 
+    async def revive(self, exposure: Exposure) -> bool:
+        """A page that was open while the sandbox slept, or OpenCode died, goes on: it asks again and again."""
+        if exposure.port != PORT or exposure.name != NAME:
+            return False
+        async with self._worker.agent(exposure.sandbox_id) as agent:
+            if await agent.lives():
+                return True
+        async with self._worker.agent(exposure.sandbox_id):
+            return True
+
     async def _lead(self, id: str, path: bytes, query: bytes, scope: Scope) -> Response:
         try:
             await self._started(id)
             exposure = await self._registry.exposures.find(id, PORT)
             if exposure is None:
-                wanted = ExposePort(port=PORT, name="opencode", wake_on_request=True)
+                wanted = ExposePort(port=PORT, name=NAME, wake_on_request=True)
                 exposure = await self._registry.exposures.expose(id, wanted)
         except SkerryError as error:
             return error_response(error)

@@ -72,6 +72,13 @@ class RunningOpenCode:
     def alive(self) -> bool:
         return not self._process.ended.is_set()
 
+    async def lives(self) -> bool:
+        """It may take a moment until a process that has closed its sockets is known to have ended."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(0.5):
+                await self._process.ended.wait()
+        return self.alive
+
     async def health(self) -> str:
         if not self.alive:
             raise self._died()
@@ -140,7 +147,7 @@ class RunningOpenCode:
                             yield event
             except HttpFailed as error:
                 # The stream was cut. Either OpenCode is gone, or there is more to hear.
-                if not await self._lives():
+                if not await self.lives():
                     for event in turn.end(self._died().message, "agent_died"):
                         yield event
                 elif not sent and time.monotonic() - began > SEND_FOR:
@@ -238,13 +245,6 @@ class RunningOpenCode:
                     f"OpenCode did not do as it was asked: {error}", details=_said(error)
                 ) from error
             raise AgentError(f"OpenCode refused: {error}", details=_said(error)) from error
-
-    async def _lives(self) -> bool:
-        """It may take a moment until a process that has closed its sockets is known to have ended."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(0.5):
-                await self._process.ended.wait()
-        return self.alive
 
     def _died(self) -> AgentDiedError:
         info = self._process.info
