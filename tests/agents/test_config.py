@@ -56,6 +56,22 @@ def test_a_host_of_ones_own_is_where_the_key_goes() -> None:
     assert clear.secrets["10.0.0.1:80"].insecure
 
 
+def test_a_key_among_the_headers_is_a_key() -> None:
+    options = {"baseURL": "https://models.example.com/v1", "headers": {"api-key": SECRET, "x-team": "tide"}}
+    made = prepare("opencode", {"provider": {"mine": {"options": options}}})
+    secret = made.secrets["models.example.com"]
+    assert secret.value is not None
+    assert (secret.header, secret.scheme, secret.value.get_secret_value()) == ("api-key", "{value}", SECRET)
+    assert settings(made)["provider"]["mine"]["options"] == {
+        "baseURL": "https://models.example.com/v1",
+        "headers": {"x-team": "tide"},
+    }
+    options = {"headers": {"Authorization": f"Bearer {SECRET}", "x-team": "tide"}}
+    claude = prepare("claude-code", {"provider": {"anthropic": {"options": options}}})
+    assert claude.secrets["api.anthropic.com"].header == "Authorization"
+    assert claude.setup.env == {"ANTHROPIC_AUTH_TOKEN": PLACEHOLDER, "ANTHROPIC_CUSTOM_HEADERS": "x-team: tide"}
+
+
 def test_tokens_are_refreshed_outside() -> None:
     grant = {"type": "oauth", "refresh": "r-1", "tokenUrl": "https://auth.example.com/token", "clientId": "agent"}
     made = prepare("opencode", {"auth": {"anthropic": grant}})
@@ -162,6 +178,10 @@ def test_claude_code_is_given_the_mcp_servers_that_are_enabled() -> None:
         {"provider": {"mine": {"options": {"apiKey": SECRET, "baseURL": "ftp://x"}}}},
         {"provider": {"mine": {"options": {"apiKey": SECRET, "baseURL": "https://x:99999999"}}}},
         {"provider": {"mine": {"options": "none"}}},
+        {"provider": {"mine": {"options": {"baseURL": "https://x", "headers": SECRET}}}},
+        {"provider": {"mine": {"options": {"baseURL": "https://x", "headers": {"api-key": SECRET, "X-Api-Key": "y"}}}}},
+        {"provider": {"mine": {"options": {"baseURL": "https://x", "apiKey": "y", "headers": {"api-key": SECRET}}}}},
+        {"provider": {name: {"options": {"baseURL": "https://x", "apiKey": SECRET + name}} for name in ("a", "b")}},
         {"auth": {"anthropic": {"type": "api"}}},
         {"auth": {"anthropic": {"type": "api", "key": SECRET, "kee": SECRET}}},
     ],

@@ -25,7 +25,7 @@ from skerry.settings import Settings
 
 PLACEHOLDER = "skerry-placeholder"
 HOME = "/root"
-_AUTHENTICATING = ("authorization", "x-api-key", "api-key", "x-auth-token", "private-token")
+_AUTHENTICATING = ("authorization", "x-api-key", "api-key", "x-auth-token", "x-goog-api-key", "private-token")
 _NEEDS_PACKAGES = ("tool", "plugin")
 _ALLOWED = {"*": "allow", "question": "deny"}
 """Nobody is there to be asked, unless the configuration says otherwise. The walls are those of the sandbox."""
@@ -93,16 +93,14 @@ def _opencode(config: AgentConfig, directory: str, has: Environment) -> Preparat
         given = dict(config.provider.get(id) or {})
         options = _options(given)
         kind = speaks_like(id, given.get("npm"))
-        key = options.pop("apiKey", None)
-        credential = config.auth.get(id) or (Credential(key=SecretStr(key)) if isinstance(key, str) and key else None)
-        secret = _secret(id, kind, credential)
+        credential = _credential(config, id, options.pop("apiKey", None))
+        secret = _secret(id, kind, credential, options)
         url = options.get("baseURL")
         if secret is None and url is None and id in PROVIDERS and kind is not None and has(kind.variable, kind.host):
             secret = Secret(value_from=f"env:{kind.variable}", header=kind.header, scheme=kind.scheme)
         if secret is not None:
-            host, insecure = _host(id, kind, url)
-            secrets[host] = secret.model_copy(update={"insecure": insecure})
-            options |= _shown(options, kind, credential)
+            _add(secrets, _host(id, kind, url), secret)
+            options |= _shown(options, kind, secret, credential)
         if options or given:
             providers[id] = {**given, "options": options}
     mcp = {name: _mcp(server, secrets) for name, server in config.mcp.items()}
@@ -126,14 +124,20 @@ def _opencode(config: AgentConfig, directory: str, has: Environment) -> Preparat
     return Preparation(setup, secrets, tuple(toolboxes), () if config.model is None else tuple(_wanted(config)))
 
 
-def _shown(options: Mapping[str, Any], kind: ModelProvider | None, credential: Credential | None) -> dict[str, Any]:
-    """What stands in place of the key. Anthropic wants to be told of tokens, and looks at a key first."""
-    if credential is None or credential.type == "api" or kind is not PROVIDERS["anthropic"]:
+def _shown(
+    options: Mapping[str, Any], kind: ModelProvider | None, secret: Secret, credential: Credential | None
+) -> dict[str, Any]:
+    """What stands in place of the key, where the secret is shown as it is. Anthropic would look at a key first."""
+    if kind is not PROVIDERS["anthropic"]:
+        usual = "Authorization" if kind is None else kind.header
+        return {"apiKey": PLACEHOLDER} if secret.header.lower() == usual.lower() else {}
+    if secret.header.lower() != "authorization":
         return {"apiKey": PLACEHOLDER}
-    headers = options.get("headers")
+    if credential is None:
+        return {"authToken": PLACEHOLDER}
     return {
         "authToken": PLACEHOLDER,
-        "headers": {"anthropic-beta": "oauth-2025-04-20", **(headers if isinstance(headers, Mapping) else {})},
+        "headers": {"anthropic-beta": "oauth-2025-04-20", **(options.get("headers") or {})},
     }
 
 
@@ -176,18 +180,20 @@ def _options(given: Mapping[str, Any]) -> dict[str, Any]:
 def _claude(config: AgentConfig, directory: str, has: Environment) -> Preparation:
     kind = PROVIDERS["anthropic"]
     options = _options(config.provider.get("anthropic") or {})
-    key, url = options.get("apiKey"), options.get("baseURL")
-    credential = config.auth.get("anthropic") or (Credential(key=SecretStr(key)) if isinstance(key, str) else None)
-    secret = _secret("anthropic", kind, credential)
+    url = options.get("baseURL")
+    credential = _credential(config, "anthropic", options.get("apiKey"))
+    secret = _secret("anthropic", kind, credential, options)
     if secret is None and url is None and has(kind.variable, kind.host):
         secret = Secret(value_from=f"env:{kind.variable}", header=kind.header, scheme=kind.scheme)
     secrets: Secrets = {}
     if secret is not None:
-        host, insecure = _host("anthropic", kind, url)
-        secrets[host] = secret.model_copy(update={"insecure": insecure})
+        _add(secrets, _host("anthropic", kind, url), secret)
     # With a token it speaks otherwise than with a key, and a key that is none would be looked at first.
-    bearer = credential is not None and credential.type == "oauth"
-    env = {"CLAUDE_CODE_OAUTH_TOKEN" if bearer else "ANTHROPIC_API_KEY": PLACEHOLDER}
+    token = "ANTHROPIC_AUTH_TOKEN" if credential is None else "CLAUDE_CODE_OAUTH_TOKEN"
+    bearer = secret is not None and secret.header.lower() == "authorization"
+    env = {token if bearer else "ANTHROPIC_API_KEY": PLACEHOLDER}
+    if options.get("headers"):
+        env["ANTHROPIC_CUSTOM_HEADERS"] = "\n".join(f"{name}: {value}" for name, value in options["headers"].items())
     if url is not None:
         # Claude Code adds /v1 by itself.
         env["ANTHROPIC_BASE_URL"] = str(url).rstrip("/").removesuffix("/v1")
@@ -233,9 +239,27 @@ def _claude_mcp(name: str, server: Mapping[str, Any]) -> dict[str, Any]:
 # -- both --------------------------------------------------------------------------------------------------------------
 
 
-def _secret(id: str, kind: ModelProvider | None, credential: Credential | None) -> Secret | None:
+def _credential(config: AgentConfig, id: str, key: object) -> Credential | None:
+    return config.auth.get(id) or (Credential(key=SecretStr(key)) if isinstance(key, str) and key else None)
+
+
+def _add(secrets: Secrets, place: tuple[str, bool], secret: Secret) -> None:
+    """For a host, as ``_host`` says it. A host can be shown only one."""
+    host, insecure = place
+    secret = secret.model_copy(update={"insecure": insecure})
+    if secrets.setdefault(host, secret) != secret:
+        raise InvalidRequestError(f"There are two keys for {host}, and a host can be shown only one.")
+
+
+def _secret(
+    id: str, kind: ModelProvider | None, credential: Credential | None, options: dict[str, Any]
+) -> Secret | None:
+    """What is shown to a provider: its credential, or the one among its headers, which is taken out of them."""
+    taken = _taken(options)
+    if taken is not None and credential is not None:
+        raise InvalidRequestError(f"There are two keys for {id}: among its headers, and beside them.")
     if credential is None:
-        return None
+        return taken
     header, scheme = ("Authorization", "Bearer {value}") if kind is None else (kind.header, kind.scheme)
     if credential.type == "api":
         if credential.key is None:
@@ -275,18 +299,29 @@ def _host(id: str, kind: ModelProvider | None, url: object) -> tuple[str, bool]:
     return (host if port == 443 else f"{host}:{port}"), parts.scheme == "http"
 
 
+def _taken(about: dict[str, Any]) -> Secret | None:
+    """The header that shows a key, taken out of the ``headers`` that somebody is to be sent."""
+    headers = about.get("headers")
+    if headers is None:
+        return None
+    if not isinstance(headers, Mapping) or not all(isinstance(value, str) for value in headers.values()):
+        raise InvalidRequestError("The headers of a provider or of an MCP server are no object of texts.")
+    found = [name for name in headers if name.lower() in _AUTHENTICATING]
+    if len(found) > 1:
+        raise InvalidRequestError(f"There are two keys among the headers: {' and '.join(found)}.")
+    about["headers"] = {name: value for name, value in headers.items() if name not in found}
+    return Secret(value=SecretStr(headers[found[0]]), header=found[0]) if found else None
+
+
 def _mcp(server: Mapping[str, Any], secrets: Secrets) -> dict[str, Any]:
     """An MCP server elsewhere is shown its key at the door, as models are."""
     kept = dict(server)
-    headers = dict(server.get("headers") or {})
-    for name in list(headers):
-        if name.lower() in _AUTHENTICATING and isinstance(headers[name], str):
-            host, insecure = _host("mcp", None, server.get("url"))
-            if host in secrets:
-                raise InvalidRequestError(f"There are two keys for {host}, and a host can be shown only one.")
-            secrets[host] = Secret(value=SecretStr(headers.pop(name)), header=name, insecure=insecure)
-    if "headers" in kept:
-        kept["headers"] = headers
+    secret = _taken(kept)
+    if secret is not None:
+        host = _host("mcp", None, server.get("url"))
+        if host[0] in secrets:
+            raise InvalidRequestError(f"There are two keys for {host[0]}, and a host can be shown only one.")
+        _add(secrets, host, secret)
     return kept
 
 
