@@ -206,6 +206,19 @@ def test_the_servers_own_key_is_used_where_its_operator_lets_it(monkeypatch: pyt
     assert made(True, "env:ANTHROPIC_API_KEY@elsewhere.example.com") == {}
 
 
+def test_a_variable_in_place_of_a_key_is_the_servers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TIDE_KEY", SECRET)
+    remote = {"type": "remote", "url": "https://mcp.example.com", "headers": {"Authorization": "Bearer {env:TIDE_KEY}"}}
+    given = {"provider": {"openai": {"options": {"apiKey": "{env:TIDE_KEY}"}}}, "mcp": {"far": remote}}
+    made = prepare("opencode", given, has=server_variables(Settings(), closed=False))
+    for host in ("api.openai.com", "mcp.example.com"):
+        assert (made.secrets[host].value_from, made.secrets[host].scheme) == ("env:TIDE_KEY", "Bearer {value}")
+    for closed, value in ((True, "{env:TIDE_KEY}"), (False, "{env:NOBODYS}"), (False, "{file:~/.key}")):
+        has = server_variables(Settings(), closed)
+        with pytest.raises(InvalidRequestError, match=r"The key for api\.openai\.com is to come from"):
+            prepare("opencode", {"provider": {"openai": {"options": {"apiKey": value}}}}, has=has)
+
+
 TOOL = """
 import { tool } from "@opencode-ai/plugin"
 export default tool({

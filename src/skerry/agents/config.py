@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -26,6 +27,7 @@ from skerry.settings import Settings
 PLACEHOLDER = "skerry-placeholder"
 HOME = "/root"
 _AUTHENTICATING = ("authorization", "x-api-key", "api-key", "x-auth-token", "x-goog-api-key", "private-token")
+_VARIABLE = re.compile(r"([^{}]*)\{(env|file):([^{}]*)\}([^{}]*)")
 _NEEDS_PACKAGES = ("tool", "plugin")
 _ALLOWED = {"*": "allow", "question": "deny"}
 """Nobody is there to be asked, unless the configuration says otherwise. The walls are those of the sandbox."""
@@ -99,11 +101,11 @@ def _opencode(config: AgentConfig, directory: str, has: Environment) -> Preparat
         if secret is None and url is None and id in PROVIDERS and kind is not None and has(kind.variable, kind.host):
             secret = Secret(value_from=f"env:{kind.variable}", header=kind.header, scheme=kind.scheme)
         if secret is not None:
-            _add(secrets, _host(id, kind, url), secret)
+            _add(secrets, _host(id, kind, url), secret, has)
             options |= _shown(options, kind, secret, credential)
         if options or given:
             providers[id] = {**given, "options": options}
-    mcp = {name: _mcp(server, secrets) for name, server in config.mcp.items()}
+    mcp = {name: _mcp(server, secrets, has) for name, server in config.mcp.items()}
     settings = {"permission": _ALLOWED, **_denied_goes_on(config.settings), "share": "disabled", "autoupdate": False}
     for name, value in (("provider", providers), ("model", config.model), ("mcp", mcp)):
         if value:
@@ -187,7 +189,7 @@ def _claude(config: AgentConfig, directory: str, has: Environment) -> Preparatio
         secret = Secret(value_from=f"env:{kind.variable}", header=kind.header, scheme=kind.scheme)
     secrets: Secrets = {}
     if secret is not None:
-        _add(secrets, _host("anthropic", kind, url), secret)
+        _add(secrets, _host("anthropic", kind, url), secret, has)
     # With a token it speaks otherwise than with a key, and a key that is none would be looked at first.
     token = "ANTHROPIC_AUTH_TOKEN" if credential is None else "CLAUDE_CODE_OAUTH_TOKEN"
     bearer = secret is not None and secret.header.lower() == "authorization"
@@ -214,7 +216,7 @@ def _claude(config: AgentConfig, directory: str, has: Environment) -> Preparatio
         files[f"{place}/CLAUDE.md"] = config.agents_md
     if config.mcp:
         wanted = {name: server for name, server in config.mcp.items() if server.get("enabled", True)}
-        servers = {name: _claude_mcp(name, _mcp(server, secrets)) for name, server in wanted.items()}
+        servers = {name: _claude_mcp(name, _mcp(server, secrets, has)) for name, server in wanted.items()}
         files[f"{place}/mcp.json"] = json.dumps({"mcpServers": servers})
     model = None if config.model is None else config.model.removeprefix("anthropic/")
     permissions = rules(config.settings.get("permission") or {})
@@ -243,12 +245,29 @@ def _credential(config: AgentConfig, id: str, key: object) -> Credential | None:
     return config.auth.get(id) or (Credential(key=SecretStr(key)) if isinstance(key, str) and key else None)
 
 
-def _add(secrets: Secrets, place: tuple[str, bool], secret: Secret) -> None:
+def _add(secrets: Secrets, place: tuple[str, bool], secret: Secret, has: Environment) -> None:
     """For a host, as ``_host`` says it. A host can be shown only one."""
     host, insecure = place
-    secret = secret.model_copy(update={"insecure": insecure})
+    secret = _looked_up(secret, host, has).model_copy(update={"insecure": insecure})
     if secrets.setdefault(host, secret) != secret:
         raise InvalidRequestError(f"There are two keys for {host}, and a host can be shown only one.")
+
+
+def _looked_up(secret: Secret, host: str, has: Environment) -> Secret:
+    """OpenCode's configurations name variables in place of keys. Here they are the server's, if they may go there."""
+    value = "" if secret.value is None else secret.value.get_secret_value()
+    named = _VARIABLE.fullmatch(value)
+    if named is None:
+        return secret
+    before, kind, name, after = named.groups()
+    if kind != "env" or not has(name, host):
+        raise InvalidRequestError(
+            f"The key for {host} is to come from {kind}:{name}, which this server has not, or may not send there.",
+            hint="Give the key itself; or have the server's operator set the variable, and list it in "
+            f"SKERRY_SECRET_SOURCES as env:NAME@{host} where people need a key to come in.",
+        )
+    scheme = (secret.scheme or "{value}").replace("{value}", f"{before}{{value}}{after}")
+    return Secret(value_from=f"env:{name}", header=secret.header, scheme=scheme)
 
 
 def _secret(
@@ -313,7 +332,7 @@ def _taken(about: dict[str, Any]) -> Secret | None:
     return Secret(value=SecretStr(headers[found[0]]), header=found[0]) if found else None
 
 
-def _mcp(server: Mapping[str, Any], secrets: Secrets) -> dict[str, Any]:
+def _mcp(server: Mapping[str, Any], secrets: Secrets, has: Environment) -> dict[str, Any]:
     """An MCP server elsewhere is shown its key at the door, as models are."""
     kept = dict(server)
     secret = _taken(kept)
@@ -321,7 +340,7 @@ def _mcp(server: Mapping[str, Any], secrets: Secrets) -> dict[str, Any]:
         host = _host("mcp", None, server.get("url"))
         if host[0] in secrets:
             raise InvalidRequestError(f"There are two keys for {host[0]}, and a host can be shown only one.")
-        _add(secrets, host, secret)
+        _add(secrets, host, secret, has)
     return kept
 
 
