@@ -473,8 +473,25 @@ async def test_a_sandbox_without_an_agent_says_so(http: httpx.AsyncClient) -> No
     await http.delete("/v1/sandboxes/plain")
 
 
+async def test_whoever_ends_the_sandbox_ends_the_message_and_it_stays_so(
+    pod: str, http: httpx.AsyncClient, model: Model
+) -> None:
+    """To sync what the agent has made would wake it, or make it anew."""
+    model.when("for long", say(" ".join("abcdef" * 50), pause=0.1))
+    for method, path, left in (("POST", f"/v1/sandboxes/{pod}/sleep", "sleeping"), ("DELETE", f"/sandbox/{pod}", None)):
+        model.asked.clear()
+        asked = asyncio.create_task(http.post(f"/sandbox/{pod}/message", json={"message": "for long"}))
+        await asyncio.to_thread(model.wait_until_asked, "for long")
+        (stored,) = (await http.get("/v1/workspaces")).json()["workspaces"]
+        ended = await http.request(method, path, **({} if left is None else {"json": {}}))
+        assert (ended.status_code, ended.json().get("files")) == (200, None if left else stored["files"])
+        answer = await asked
+        assert (answer.status_code, answer.json()["error"]["code"]) == (502, "agent_died")
+        found = await http.get(f"/sandbox/{pod}")
+        assert (found.json().get("status"), found.status_code) == (left, 200 if left else 404)
+
+
 async def test_deleting_destroys(worker: Worker, http: httpx.AsyncClient, pod: str) -> None:
-    assert (await http.delete(f"/sandbox/{pod}")).json()["files"] == 2
     assert (await http.get(f"/v1/sandboxes/{pod}")).status_code == 404
     assert (await http.get("/v1/workspaces")).json()["workspaces"] == []
     await worker.delete(pod)  # already deleted

@@ -11,7 +11,8 @@ import contextlib
 import json
 import secrets
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterator
+from dataclasses import replace
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -41,7 +42,7 @@ from skerry.agents.opencode.running import SETTINGS, RunningOpenCode
 from skerry.agents.opencode.turn import message_id
 from skerry.agents.placing import differing, put_back
 from skerry.agents.shift import Shift
-from skerry.control.actor import SERVER
+from skerry.control.actor import SERVER, caller
 from skerry.control.inquiry import inquiry
 from skerry.control.registry import Registry
 from skerry.errors import (
@@ -60,6 +61,7 @@ from skerry.errors import (
 from skerry.models import (
     CreateSandbox,
     GitClone,
+    KeyScope,
     SandboxInfo,
     State,
     SyncRequest,
@@ -185,7 +187,8 @@ class Worker:
     async def _changed(self, id: str, runtime: Runtime, change: Preparation, shift: Shift) -> RunningOpenCode:
         """The agent with these settings and files, or the one of before and an error."""
         if change.secrets:
-            await self._registry.add_secrets(id, change.secrets)
+            with _nothing_made():
+                await self._registry.add_secrets(id, change.secrets)
         running, before = OPENCODE.running(runtime), await differing(runtime, change.setup)
         if running is not None and running.started_with == dict(change.setup.env) and not before:
             return running
@@ -209,15 +212,19 @@ class Worker:
         """
         async with contextlib.AsyncExitStack() as stack:
             try:
-                runtime = await stack.enter_async_context(self._registry.use(id))
+                runtime = await self._enter(stack, id)
             except FilesMissingError:
                 async with self._returns.setdefault(id, asyncio.Lock()):
                     try:
-                        runtime = await stack.enter_async_context(self._registry.use(id))
+                        runtime = await self._enter(stack, id)
                     except FilesMissingError as missing:
                         await self._bring_back(id, missing)
-                        runtime = await stack.enter_async_context(self._registry.use(id))
+                        runtime = await self._enter(stack, id)
             yield runtime
+
+    async def _enter(self, stack: contextlib.AsyncExitStack, id: str) -> Runtime:
+        with _nothing_made():
+            return await stack.enter_async_context(self._registry.use(id))
 
     async def _bring_back(self, id: str, missing: FilesMissingError) -> None:
         try:
@@ -346,7 +353,7 @@ class Worker:
     async def _after(self, id: str) -> None:
         """What the agent has made is kept elsewhere too, where a bucket is set for that."""
         bucket = self._registry.settings.worker_bucket
-        if bucket is None:
+        if bucket is None or self._registry.peek(id) is None:  # what was put to sleep, or destroyed, is left so
             return
         try:
             await self.sync(id, SyncRequest(dir=DIRECTORY, bucket=bucket))
@@ -393,6 +400,16 @@ class Worker:
 
     def _record(self, id: str, kind: str, message: str, details: dict[str, Any], took: float | None = None) -> None:
         self._registry.history.record(id, kind, message, details=details, took=took)
+
+
+@contextlib.contextmanager
+def _nothing_made() -> Iterator[None]:
+    """What is used is there. Using a sandbox makes it otherwise: one that was deleted meanwhile would come back."""
+    before = caller.set(replace(caller.get(), scope=KeyScope.READ_ONLY))
+    try:
+        yield
+    finally:
+        caller.reset(before)
 
 
 async def _parts(agent: RunningOpenCode, session: str, prompt: str) -> list[Any]:
