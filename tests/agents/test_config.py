@@ -178,6 +178,7 @@ def test_claude_code_is_given_the_mcp_servers_that_are_enabled() -> None:
         {"provider": {"mine": {"options": {"apiKey": SECRET, "baseURL": "ftp://x"}}}},
         {"provider": {"mine": {"options": {"apiKey": SECRET, "baseURL": "https://x:99999999"}}}},
         {"provider": {"mine": {"options": "none"}}},
+        {"provider": {"mine": {"options": {"baseURL": "https://x", "apiKey": [SECRET]}}}},
         {"provider": {"mine": {"options": {"baseURL": "https://x", "headers": SECRET}}}},
         {"provider": {"mine": {"options": {"baseURL": "https://x", "headers": {"api-key": SECRET, "X-Api-Key": "y"}}}}},
         {"provider": {"mine": {"options": {"baseURL": "https://x", "apiKey": "y", "headers": {"api-key": SECRET}}}}},

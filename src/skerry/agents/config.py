@@ -242,7 +242,9 @@ def _claude_mcp(name: str, server: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _credential(config: AgentConfig, id: str, key: object) -> Credential | None:
-    return config.auth.get(id) or (Credential(key=SecretStr(key)) if isinstance(key, str) and key else None)
+    if not isinstance(key, str | None):
+        raise InvalidRequestError(f"The key of {id} is no text.")
+    return config.auth.get(id) or (Credential(key=SecretStr(key)) if key else None)
 
 
 def _add(secrets: Secrets, place: tuple[str, bool], secret: Secret, has: Environment) -> None:
