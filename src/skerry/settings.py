@@ -29,6 +29,7 @@ _ALSO = {
     "forge_token": ("GITHUB_APP_TOKEN",),
     "cloudflare_token": ("CLOUDFLARE_API_TOKEN", "CLOUDFLARE_SANDBOX_API_KEY"),
     "worker_token": ("AGENTPOD_API_TOKEN",),
+    "report_to": ("AGENTPOD_API_URL",),
 }
 """Names that other programs use for the same."""
 
@@ -138,6 +139,7 @@ class Settings(BaseModel):
     task_slots: int = Field(16, ge=1, le=10_000)
     task_days: float = Field(30.0, gt=0)
     worker_token: str | None = Field(None, repr=False, min_length=16)
+    report_to: str | None = None
     session_inactivity: float = Field(600.0, gt=0)
     session_warm: int = Field(2, ge=0, le=1000)
     session_events: int = Field(20_000, ge=10)
@@ -174,7 +176,7 @@ class Settings(BaseModel):
             raise ValueError("write it like preview.example.com, without https:// and without a path")
         return name
 
-    @field_validator("public_url", "cloudflare_url", "forge_url", "forge_git_url")
+    @field_validator("public_url", "cloudflare_url", "forge_url", "forge_git_url", "report_to")
     @classmethod
     def _url(cls, value: str | None) -> str | None:
         if value is None:

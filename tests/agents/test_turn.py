@@ -8,6 +8,7 @@ import pytest
 from pydantic import TypeAdapter
 
 from skerry.agents.models import AgentEvent
+from skerry.agents.opencode.spacing import Spacing
 from skerry.agents.opencode.turn import MOST_RETRIES, Turn
 
 SESSION, OURS = "ses_1", "msg_ours"
@@ -255,3 +256,21 @@ def test_who_knows_better_ends_it_once() -> None:
 )
 def test_junk_is_passed_over(junk: dict[str, Any]) -> None:
     assert Turn(SESSION, OURS).feed(junk) == []
+
+
+def test_of_an_answer_that_grows_few_states_are_told_and_always_the_last() -> None:
+    def token(content: str) -> dict[str, Any]:
+        return {"type": "token", "content": content}
+
+    spacing, end = Spacing(pause=60), {"type": "step_finish"}
+    assert spacing.let([token("a")]) == [token("a")], "the first word waits for nothing"
+    assert spacing.due is None
+    assert spacing.let([token("a b")]) == []
+    assert spacing.let([token("a b c")]) == []
+    assert spacing.due is not None
+    assert spacing.let([end]) == [token("a b c"), end], "and nothing comes before what it followed"
+    assert spacing.let([token("d")]) == []
+    assert spacing.rest() == [token("d")]
+    assert spacing.rest() == []
+    soon = Spacing(pause=0)
+    assert [soon.let([token(word)]) for word in "ab"] == [[token("a")], [token("b")]]

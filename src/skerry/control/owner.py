@@ -165,6 +165,10 @@ class Owner:
         idle = time.monotonic() - self._idle_since
         return idle if self._runtime is None else min(idle, self._runtime.terminals.silent_for())
 
+    def last_active(self) -> datetime:
+        """When it was last used: now, if it is in use."""
+        return now() - timedelta(seconds=self.idle_for())
+
     def sleeps_in(self) -> float | None:
         """Seconds until it goes to sleep if nobody uses it from now on; None if it does not, or sleeps."""
         if not self.awake or self.row.keep_alive or self.row.sleep_after is None:
@@ -339,7 +343,7 @@ class Owner:
         except BaseException:
             self._frozen_since = None
             raise
-        self._save(state=State.FROZEN, last_stop=reason, last_active_at=now())
+        self._save(state=State.FROZEN, last_stop=reason, last_active_at=self.last_active())
         self.record("frozen", reason, took=time.perf_counter() - began, before=before)
 
     async def thaw(self) -> None:
@@ -432,7 +436,9 @@ class Owner:
         if machine is not None and self.row.state != State.DESTROYED:
             took = time.perf_counter() - began
             self.metrics.operations.labels("hibernate").observe(took)
-            self._save(state=State.HIBERNATED, last_stop=reason, last_active_at=now(), usage=self.meter.record())
+            self._save(
+                state=State.HIBERNATED, last_stop=reason, last_active_at=self.last_active(), usage=self.meter.record()
+            )
             details = {} if runtime is None else runtime.processes.last_words()
             if asked:
                 details = {**details, "asked": "stop"}
@@ -525,7 +531,9 @@ class Owner:
             with contextlib.suppress(SkerryError):
                 await runtime.close()
             said = f"It ended unexpectedly: {reason}."
-            self._save(state=State.HIBERNATED, last_stop=said, last_active_at=now(), usage=self.meter.record())
+            self._save(
+                state=State.HIBERNATED, last_stop=said, last_active_at=self.last_active(), usage=self.meter.record()
+            )
             self.record("died", said, by=SERVER, before=before)
             log.warning("sandbox ended unexpectedly", sandbox=self.id, reason=reason)
 
@@ -596,7 +604,7 @@ def describe(row: SandboxRow, limits: SandboxLimits, owner: Owner | None = None)
         ephemeral=row.ephemeral,
         created_at=row.created_at,
         started_at=row.started_at,
-        last_active_at=row.last_active_at,
+        last_active_at=row.last_active_at if owner is None or not owner.awake else owner.last_active(),
         starts=row.starts,
         last_stop=row.last_stop,
         made_from=row.made_from,

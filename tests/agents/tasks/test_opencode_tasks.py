@@ -85,7 +85,8 @@ def edits(agent: str) -> tuple[Answer, ...]:
 
 def script(model: Model, agent: str = "opencode") -> None:
     """What a model does about a failing test: look, run, edit, run again, say."""
-    test = "python3 -B test_adding.py"  # else, within one second, it would be that of the file as it was
+    # Python takes what it compiled within the same second of a file of the same size for up to date.
+    test = "python3 -B test_adding.py"
     words = say("The sum was a difference; it passes now.")
     model.when("failing test", bash(agent, test), *edits(agent), bash(agent, test), words)
 

@@ -15,6 +15,7 @@ Json = dict[str, Any]
 
 MOST_RETRIES = 10
 """How often OpenCode asks a model that fails; it would do so for ever, longer apart each time."""
+_TIMED_OUT = "The operation timed out."
 _TOOL_STATES = ("pending", "running", "completed", "error")
 
 
@@ -271,10 +272,12 @@ def _failure(error: Json) -> Json:
         return {"error": unreachable(message), "code": "model_unreachable"}
     if name == "ProviderAuthError" or data.get("statusCode") in (401, 403):
         return {"error": f"The model refused the key: {message}", "code": "model_denied"}
-    if name == "APIError" or name in ("MessageOutputLengthError", "ContextOverflowError"):
+    # The last is what is said of a model that takes longer than its provider's `timeout`.
+    if name in ("APIError", "MessageOutputLengthError", "ContextOverflowError") or message == _TIMED_OUT:
         return {"error": f"The model failed: {message}", "code": "model_failed"}
     if message.startswith("Model not found"):
         message = f"{message} If it is the right one, there is no key for its provider on the server."
+        return {"error": message, "code": "model_unknown"}
     return {"error": message, "code": "agent_failed"}
 
 
