@@ -247,7 +247,8 @@ class SessionRows:
     async def add_event(self, row: EventRow) -> EventRow | None:
         """With its number; None if it was there already.
 
-        An answer so far takes the place of the one before of which it is the continuation.
+        An answer so far takes the place of the one before of which it is the continuation: of the same text, for
+        others may begin with the same words.
         """
         values = self._values(row, but=("number",))
         added = self._upsert(session_events).values(values).on_conflict_do_nothing().returning(session_events.c.number)
@@ -263,13 +264,15 @@ class SessionRows:
         async def replace(connection: AsyncConnection) -> EventRow | None:
             found = select(session_events.c.id, session_events.c.number, session_events.c.data).where(*before)
             known = (await connection.execute(found)).all()
-            said = str(row.data.get("content", ""))
-            texts = {each.number: str(each.data.get("content", "")) for each in known}
+            said, text_id = str(row.data.get("content", "")), row.data.get("textId")
+            same = [each for each in known if each.data.get("textId") == text_id]
+            texts = {each.number: str(each.data.get("content", "")) for each in same}
             if any(each.id == row.id for each in known) or any(text.startswith(said) for text in texts.values()):
                 return None
             less = [number for number, text in texts.items() if said.startswith(text)]
             await connection.execute(delete(session_events).where(session_events.c.number.in_(less)))
-            return _numbered(row, (await connection.execute(added)).scalar_one())
+            number = (await connection.execute(added)).scalar_one_or_none()
+            return None if number is None else _numbered(row, number)
 
         return await self._together(replace)  # type: ignore[no-any-return]
 
