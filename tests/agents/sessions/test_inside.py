@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import base64
+import hashlib
 import json
 import os
 import socket
@@ -19,6 +21,7 @@ import pytest
 
 from skerry.agents.sessions.spawner import INSIDE
 
+_MAGIC = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
 PACKAGE = files("skerry.agents")
 SOURCES = {name: PACKAGE.joinpath("inside", f"{name}.py").read_text() for name in INSIDE}
 SOURCES["turn"] = PACKAGE.joinpath("opencode", "turn.py").read_text()
@@ -67,6 +70,34 @@ print(json.dumps([[e["n"] for e in left if e], len(first.waiting()), os.path.exi
 """,
     )
     assert found == [list(range(20)), 19, True]
+
+
+def test_what_a_full_disk_does_not_take_is_kept_in_memory_and_what_is_too_large_is_cut(place: Path) -> None:
+    found = run(
+        place,
+        """
+import json, os, resource
+from outbox import Outbox
+box = Outbox(sys.path[0] + "/box")
+first = box.add({"type": "t", "n": 1})
+soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))
+second = box.add({"type": "t", "n": 2})
+resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+large = box.add({"type": "tool_call", "callId": "c", "args": {"much": "x" * 5_000_000}, "output": "y" * 5_000_000})
+assert box.waiting() == [first, second, large]
+told = [box.read(id) for id in box.waiting()]
+size = os.path.getsize(os.path.join(box.directory, large))
+for id in box.waiting():
+    box.remove(id)
+left = box.waiting(), os.listdir(box.directory)
+cut = {**told[2], "output": told[2]["output"][:2], "id": ""}
+print(json.dumps([[each.get("n") for each in told], cut, size, left]))
+""",
+    )
+    cut = {"type": "tool_call", "callId": "c", "output": "yy", "id": "", "truncated": True}
+    assert (found[0], found[1], found[3]) == ([1, 2, None], cut, [[], []])
+    assert found[2] < 1_000_000
 
 
 def test_the_tool_speaks_mcp(place: Path) -> None:
@@ -282,3 +313,40 @@ print(json.dumps([_part(own), _part({"name": "notes.txt", "content": "hi"}),
     assert found[1] == {**found[0], "mime": "text/plain", "filename": "notes.txt", "url": "data:text/plain;base64,aGk="}
     assert found[2] == {**found[0], "filename": "a.png"}
     assert found[3] == {"type": "file", "mime": "text/plain", "filename": "x", "url": "https://example.com/x"}
+
+
+DEAF = """
+import asyncio, json, os
+import bridge
+bridge.HEARTBEAT = 0.3
+environ = {"SANDBOX_ID": "s", "SESSION_ID": "x", "CONTROL_PLANE_URL": "http://127.0.0.1:PORT",
+           "SANDBOX_AUTH_TOKEN": "t", "SESSION_CONFIG": json.dumps({"agent": {"port": 1}})}
+asyncio.run(bridge.Bridge(environ).run())
+print("null")
+"""
+
+
+def test_a_bridge_whose_connection_leads_nowhere_comes_again(place: Path) -> None:
+    """Neither closed nor reset, as when what stands between has forgotten it: no ping is answered."""
+    came, over = [], threading.Event()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            came.append(self.path)
+            if len(came) == 2:
+                self.send_error(410)
+                return
+            accept = base64.b64encode(hashlib.sha1(self.headers["Sec-WebSocket-Key"].encode() + _MAGIC).digest())
+            self.send_response(101)
+            self.send_header("Sec-WebSocket-Accept", accept.decode())
+            self.end_headers()
+            over.wait(60)
+
+        def log_message(self, *_: Any) -> None: ...
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
+        run(place, DEAF.replace("PORT", str(server.server_address[1])))
+        over.set()
+        server.shutdown()
+    assert len(came) == 2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections import Counter
 from datetime import datetime
 from itertools import pairwise
@@ -14,6 +15,7 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from skerry.control.session_rows import EventRow
 from skerry.errors import StoreError
+from skerry.server.inward import MOST_CONNECTIONS
 from tests.agents.sessions.conftest import SLOW, Desk
 
 
@@ -53,6 +55,14 @@ async def test_a_prompt_starts_a_sandbox_and_is_answered(desk: Desk) -> None:
     assert about["session_created"]["agentSession"].startswith("ses_")
     assert about["session_message"] == {"session": id, "message": message["id"], "status": "completed"}
     await desk.http.delete(f"/sessions/{id}")
+
+
+@pytest.mark.parametrize(("first", "last"), [("done with all", "done"), ("done", "done with all"), ("done", "done")])
+async def test_texts_that_begin_alike_are_all_kept(desk: Desk, session: str, first: str, last: str) -> None:
+    message = await desk.ask(session, f"say {first}; tool x; say {last}")
+    events = await desk.events(session, messageId=message["id"])
+    assert [event["data"]["content"] for event in events if event["type"] == "token"] == [first, last]
+    assert kinds(events)[-3:] == ["token", "step_finish", "execution_complete"]
 
 
 async def test_the_supervisor_finds_in_its_environment_what_it_has_to_know(desk: Desk, session: str) -> None:
@@ -108,6 +118,18 @@ async def test_a_stopped_prompt_fails_and_the_next_one_is_worked_at(desk: Desk, 
     assert (await desk.done(session, second))["status"] == "completed"
     ended = await desk.event(session, "execution_complete", messageId=first)
     assert ended["data"]["code"] == "aborted"
+
+
+async def test_a_prompt_that_waits_for_its_sandbox_is_stopped_as_well(desk: Desk) -> None:
+    id = await desk.session()
+    first, second = await desk.prompt(id, "say never"), await desk.prompt(id, "say next")
+    assert (await desk.http.post(f"/sessions/{id}/stop")).status_code == 200
+    stopped = (await desk.messages(id))[first]
+    assert (stopped["status"], stopped["error"]) == ("failed", "It was stopped.")
+    assert (await desk.done(id, second))["status"] == "completed"
+    assert kinds(await desk.events(id, messageId=first)) == ["execution_complete"]
+    assert (await desk.event(id, "execution_complete", messageId=first))["data"]["code"] == "aborted"
+    await desk.http.delete(f"/sessions/{id}")
 
 
 async def test_a_failure_of_the_model_is_that_prompts_failure(desk: Desk, session: str) -> None:
@@ -386,6 +408,73 @@ async def test_a_sandbox_reaches_nothing_of_the_server_but_its_own_session(desk:
     )
     assert code == "403"
     await desk.http.delete(f"/sessions/{other}")
+
+
+DEEP = "[" * 400 + "]" * 400
+DEEPER = "[" * 100_000
+FRAMES: dict[str, tuple[str | bytes, bool]] = {
+    # what is said, and whether it is kept
+    "bytes": (b"\x00\xff", False),
+    "nothing": ("", False),
+    "no JSON": ("{", False),
+    "no object": ("[1]", False),
+    "deeper than anything": (DEEPER, False),
+    "no type": ('{"id": "odd 0"}', True),
+    "deep": (f'{{"type": "odd", "id": "odd 1", "deep": {DEEP}}}', True),
+    "half a character": ('{"type": "odd\\ud800", "id": "odd\\ud800", "messageId": "\\ud800"}', True),
+    "what no database holds": ('{"type": "odd\\u0000", "id": "odd\\u0000", "x": NaN, "y": 1e999}', True),
+    "the name of another event's": ('{"type": "token", "id": "before", "content": "x"}', False),
+    "too much": ('{"type": "odd", "id": "odd 2", "callId": "c", "much": "%s"}' % ("x" * 5_000_000), True),
+    "no session": ('{"type": "ready", "agentSession": "\\u0000"}', False),
+    "no prompt": ('{"type": "execution_complete", "id": "odd 3", "messageId": {"a": 1}}', True),
+}
+
+
+@pytest.fixture(scope="module")
+async def hostile(desk: Desk) -> tuple[str, str, dict[str, str]]:
+    """A session whose sandbox speaks as it likes: where, and as whom."""
+    id = await desk.session()
+    await desk.ask(id, "say hello")
+    await desk.inside(id, "kill -STOP $(pgrep -f session/bridge.py)")
+    access = desk.access(await desk.inside(id, "cat /var/lib/skerry-session/access.json"))
+    address = f"{desk.url.replace('http', 'ws')}/sessions/{id}/ws?type=sandbox"
+    return id, address, {"Authorization": f"Bearer {access['token']}", "X-Sandbox-ID": access["sandbox"]}
+
+
+@pytest.mark.parametrize("name", FRAMES)
+async def test_whatever_a_sandbox_says_the_session_can_be_read(
+    desk: Desk, hostile: tuple[str, str, dict[str, str]], name: str
+) -> None:
+    id, address, headers = hostile
+    frame, kept = FRAMES[name]
+    before = await desk.events(id)
+    async with asyncio.timeout(30), connect(address, additional_headers=headers) as socket:
+        await socket.send('{"type": "before", "id": "before"}')
+        await socket.send(frame)
+        await socket.send(json.dumps({"type": "after", "id": f"after {name}"}))
+        acknowledged = []
+        while f"after {name}" not in acknowledged:
+            acknowledged.append(json.loads(await socket.recv()).get("id"))
+    said = (await desk.events(id))[len(before) :]
+    told = [event for event in said if event["type"] not in ("before", "after")]
+    assert len(told) == kept
+    assert all(len(json.dumps(event)) < 10_000 for event in told)
+    assert [event["data"].get("callId") for event in told if event["data"].get("truncated")] in ([], ["c"])
+    async with desk.watch(id) as watcher:
+        assert (await watcher.next("subscribed"))["history"]["events"][-1]["type"] == "after"
+
+
+async def test_a_sandbox_has_so_many_connections_and_no_more(desk: Desk, session: str) -> None:
+    many = (
+        "import socket; s = [socket.create_connection(('127.0.0.1', 42042)) for _ in range(200)]; import time; "
+        "time.sleep(1); [each.setblocking(False) for each in s]\n"
+        "def open(each):\n    try: return each.recv(1) != b''\n    except BlockingIOError: return True\n"
+        "    except OSError: return False\n"
+        "print(sum(map(open, s)))"
+    )
+    left = int(await desk.inside(session, f'/run/skerry/bin/python3 -c "{many}"'))
+    assert 16 < left < MOST_CONNECTIONS
+    assert (await desk.ask(session, "say still here"))["status"] == "completed"
 
 
 # -- the rest of the API -----------------------------------------------------------------------------------------------

@@ -120,7 +120,7 @@ class Bridge:
 
     async def _attend(self, socket: WebSocket) -> None:
         self.socket = socket
-        tasks = [asyncio.ensure_future(each) for each in (self._listen(socket), self._send(socket), self._beat())]
+        tasks = [asyncio.ensure_future(each) for each in (self._listen(socket), self._send(socket), self._beat(socket))]
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
@@ -134,25 +134,41 @@ class Bridge:
             said = {**message, "sandboxId": self.sandbox, "timestamp": time.time()}
             await socket.send(json.dumps(said))
 
-    async def _beat(self) -> None:
-        """That it lives and what it is at: now and then, and at once when that changes; once that it is ready."""
-        told = None
+    async def _beat(self, socket: WebSocket) -> None:
+        """That it lives and what it is at: now and then, and at once when that changes; once that it is ready.
+
+        Of a connection that leads nowhere any more nobody may be told: who answers no ping is taken to be gone, soon
+        enough to come back before the control plane gives the sandbox up.
+        """
+        told, pinged = None, 0.0
         while True:
+            if socket.heard >= pinged:
+                pinged = time.monotonic()
+                await self._in_time(socket.ping())
+            elif time.monotonic() - pinged >= HEARTBEAT:
+                raise Closed()
             self.nudged.clear()
             phase = self._phase()
             if phase == "ready" and told != "ready":
                 await self._say({"type": "ready", "agentSession": self._agent_session(), "messageId": self._at()})
             told = phase
             status = phase if phase != "ready" or self._at() is None else "running"
-            await self._say({"type": "heartbeat", "status": status})
+            await self._in_time(self._say({"type": "heartbeat", "status": status}))
             try:
                 await asyncio.wait_for(self.nudged.wait(), HEARTBEAT)
             except asyncio.TimeoutError:
                 pass
 
+    async def _in_time(self, saying: Any) -> None:
+        try:
+            await asyncio.wait_for(saying, HEARTBEAT)
+        except asyncio.TimeoutError:
+            raise Closed() from None
+
     def _nudge(self) -> None:
         if not os.read(sys.stdin.fileno(), 4096):
-            asyncio.get_running_loop().remove_reader(sys.stdin)
+            # The supervisor is dead, and nobody would start this or the agent again. All there is to keep is on disk.
+            os._exit(1)
         self.nudged.set()
         self.fresh.set()
 
@@ -244,7 +260,10 @@ class Bridge:
 
     def _keep(self, **changes: Any) -> None:
         self.state.update(changes)
-        places.write_json(places.STATE, self.state)
+        try:
+            places.write_json(places.STATE, self.state)
+        except OSError:
+            pass  # a full disk; what is in memory is right for as long as this lives
 
     def _emit(self, event: Event) -> None:
         self.outbox.add(event)
@@ -264,6 +283,8 @@ class Bridge:
             said.fail(str(error), "agent_died")
         except (Failed, OSError, asyncio.IncompleteReadError) as error:
             said.fail(str(error) or type(error).__name__, "agent_failed")
+        except Exception as error:  # noqa: BLE001 - an answer of the agent's that nobody foresaw ends its prompt, too
+            said.fail(f"The agent's answer was not understood: {type(error).__name__}: {error}", "agent_failed")
         said.flush()
         if not said.complete:
             said.fail("The agent ended its turn without saying how.", "agent_failed")

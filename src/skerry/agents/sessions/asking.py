@@ -46,7 +46,7 @@ class Asking:
         """What the bridge says of it."""
         error = str(event.get("error", ""))
         branch, permission = str(event.get("branchName")), str(event.get("permissionId"))
-        match event["type"]:
+        match event.get("type"):
             case "push_complete":
                 self._pushes.settle(branch, str(event.get("sha", "")))
             case "push_error":

@@ -9,6 +9,7 @@ from contextvars import Context
 from typing import Any, Protocol
 
 from skerry.agents.sessions import life, tokens
+from skerry.agents.sessions.journal import clean
 from skerry.agents.sessions.keeping import Keeping
 from skerry.agents.sessions.life import Box, Times
 from skerry.agents.sessions.models import SandboxStatus
@@ -86,10 +87,14 @@ class Berth:
         return self.line is not None and self._state.sandbox_status in life.THERE
 
     @property
-    def ended(self) -> bool:
-        """Whether the sandbox that was started is not there any more."""
+    def ended(self) -> str | None:
+        """Why the sandbox that was started is of no use any more, if so."""
         attended = self.attendance
-        return attended is not None and self._registry.look(attended.sandbox) is not attended.runtime
+        if attended is None:
+            return None
+        if self._registry.look(attended.sandbox) is not attended.runtime:
+            return "The sandbox has ended."
+        return attended.left
 
     # -- the bridge ----------------------------------------------------------------------------------------------------
 
@@ -144,7 +149,7 @@ class Berth:
         """Repository and agent are there; ``agent_session`` is the agent's own name for what it remembers."""
         state = self._state
         if agent_session is not None and agent_session != state.row.agent_session:
-            await state.set(agent_session=agent_session[:200])
+            await state.set(agent_session=clean(agent_session[:200]))
             self.note("session_created", "The agent's session was begun.", {"agentSession": state.row.agent_session})
         if state.sandbox_status in life.COMING:
             await state.set(sandbox_status=SandboxStatus.READY.value, failures=0, failed_at=None, error=None)

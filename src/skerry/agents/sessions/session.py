@@ -21,7 +21,7 @@ from skerry.agents.sessions.asking import Asking, not_asked
 from skerry.agents.sessions.behalf import on_behalf_of
 from skerry.agents.sessions.berth import Berth, Line
 from skerry.agents.sessions.hub import Hub
-from skerry.agents.sessions.journal import Bounds, Journal
+from skerry.agents.sessions.journal import Bounds, Journal, clean
 from skerry.agents.sessions.life import Times
 from skerry.agents.sessions.models import MessageStatus, PermissionReply, SandboxStatus, SessionStatus
 from skerry.agents.sessions.spawner import Attendance, Spawner
@@ -112,13 +112,23 @@ class Session:
         return position
 
     async def stop(self) -> bool:
-        """Stop what is being worked at; whether something was."""
+        """Stop what is being worked at, or would be if there were a sandbox; whether there was something."""
         message = await self._rows.processing(self.id)
+        if message is None:
+            return not self._berth.useful and await self._stop_next()
+        self._stopping = message.id
+        self.touch()
+        await self._berth.say({"type": "stop", "messageId": message.id})
+        return True
+
+    async def _stop_next(self) -> bool:
+        """The one that waits for the sandbox, which may take long to come and may never."""
+        message = await self._rows.take_next(self.id)
         if message is None:
             return False
         self._stopping = message.id
         self.touch()
-        await self._berth.say({"type": "stop", "messageId": message.id})
+        await self._give_up("It was stopped.")
         return True
 
     async def answer(self, permission: str, reply: PermissionReply, by: str) -> None:
@@ -133,6 +143,8 @@ class Session:
     def warm(self) -> None:
         """Somebody types: there will be a prompt soon."""
         self.touch()
+        if self.row.status == SessionStatus.ARCHIVED:
+            return
         if self._berth.line is None and not self._berth.starting:
             self._wanted = True
             self.hub.tell({"type": "sandbox_warming"})
@@ -152,8 +164,9 @@ class Session:
         self.row.active_at = self._clock()
 
     def put_away(self, reason: str) -> None:
-        """Stop the sandbox, keeping what is in it."""
-        self._end(SandboxStatus.STOPPED, reason)
+        """Stop the sandbox, if there is one, keeping what is in it."""
+        if self._berth.live or self._berth.starting:
+            self._end(SandboxStatus.STOPPED, reason)
 
     # -- what the sandbox says -----------------------------------------------------------------------------------------
 
@@ -234,7 +247,7 @@ class Session:
 
     async def failed(self, error: str) -> None:
         """The supervisor says that the sandbox is of no use."""
-        self._end(SandboxStatus.FAILED, error)
+        self._end(SandboxStatus.FAILED, clean(error))  # in it is what programs have printed
 
     # -- time ----------------------------------------------------------------------------------------------------------
 
@@ -244,8 +257,9 @@ class Session:
         box = self._berth.box
         if self._ending is not None:
             return
-        if self._berth.ended:
-            return self._end(SandboxStatus.STALE, "The sandbox has ended.")
+        if (reason := self._berth.ended) is not None:
+            # What ends before it is ready has failed to start, and counts as that.
+            return self._end(SandboxStatus.FAILED if self.status in life.COMING else SandboxStatus.STALE, reason)
         if life.late(box, now, self._times):
             return self._end(SandboxStatus.FAILED, f"The sandbox did not report within {self._times.stuck:g} seconds.")
         if life.stale(box, now, self._times):

@@ -75,6 +75,14 @@ class Attendance:
         self.runtime = runtime
         self._stack = stack
 
+    @property
+    def left(self) -> str | None:
+        """Why nothing in it works for the session any more, if so: without a supervisor nothing is started again."""
+        supervisor = self.runtime.processes.find(SUPERVISOR)
+        if not supervisor.ended.is_set():
+            return None
+        return f"The supervisor in the sandbox has ended. {supervisor.info.error or ''}".strip()
+
     async def close(self) -> None:
         await self._stack.aclose()
 
