@@ -163,7 +163,7 @@ class Watcher:
 
 @asynccontextmanager
 async def desk_of(home: Path, times: Times | None = None, **how: Any) -> AsyncIterator[Desk]:
-    listener = socket.create_server((how.pop("host", "127.0.0.1"), 0))
+    listener = socket.create_server((how.pop("host", "127.0.0.1"), how.pop("port", 0)))
     url = "http://{}:{}".format(*listener.getsockname())
     wanted = how.pop("settings", {})
     if how.pop("public", False):

@@ -13,6 +13,7 @@ import pytest
 from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
+from skerry import AsyncClient
 from skerry.control.session_rows import EventRow
 from skerry.errors import StoreError
 from skerry.server.inward import MOST_CONNECTIONS
@@ -105,6 +106,19 @@ async def test_the_place_in_the_queue_is_told(desk: Desk, session: str) -> None:
     ]
     assert [answer["position"] for answer in answers] == [1, 2, 3]
     await desk.done(session, answers[-1]["messageId"])
+
+
+async def test_any_number_of_people_ask_at_the_same_time(desk: Desk, session: str) -> None:
+    async with AsyncClient(desk.url) as client:
+
+        async def ask(number: int) -> list[Any]:
+            async with client.coding_session(session).ask(f"say number {number}") as news:
+                return [each.event async for each in news if each.event is not None]
+
+        told = await asyncio.gather(*map(ask, range(10)))
+    for number, events in enumerate(told):
+        assert [each.data["content"] for each in events if each.type == "token"][-1] == f"number {number}"
+        assert events[-1].type == "execution_complete"
 
 
 async def test_a_stopped_prompt_fails_and_the_next_one_is_worked_at(desk: Desk, session: str) -> None:
