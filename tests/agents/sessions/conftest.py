@@ -164,7 +164,8 @@ class Watcher:
 @asynccontextmanager
 async def desk_of(home: Path, times: Times | None = None, **how: Any) -> AsyncIterator[Desk]:
     listener = socket.create_server((how.pop("host", "127.0.0.1"), how.pop("port", 0)))
-    url = "http://{}:{}".format(*listener.getsockname())
+    certificate: Path | None = how.pop("certificate", None)
+    url = "{}://{}:{}".format("https" if certificate else "http", *listener.getsockname())
     wanted = how.pop("settings", {})
     if how.pop("public", False):
         wanted = {**wanted, "public_url": url}
@@ -178,7 +179,8 @@ async def desk_of(home: Path, times: Times | None = None, **how: Any) -> AsyncIt
 
         sessions = Sessions(registry, settings, times=times, agent=how.pop("agent", scripted), clock=clock, **how)
         app = create_app(registry, settings, registry.audit, work=sessions)
-        server = uvicorn.Server(uvicorn.Config(app, lifespan="off", log_config=None, ws="websockets-sansio"))
+        served = {"lifespan": "off", "log_config": None, "ws": "websockets-sansio", "ssl_certfile": certificate}
+        server = uvicorn.Server(uvicorn.Config(app, **served))
         desk = Desk(registry, sessions, url)
         await sessions.open()
         serving = asyncio.ensure_future(server.serve(sockets=[listener]))

@@ -74,6 +74,14 @@ class Bridge:
         self.aborting: asyncio.Task[None] | None = None
         self.others: set[asyncio.Task[None]] = set()
         self.socket: WebSocket | None = None
+        self.complained = ""
+
+    def _complain(self, error: Exception) -> None:
+        """Where somebody reads it who wonders why this sandbox does not report; once for as long as it is the same."""
+        said = f"The control plane cannot be reached: {error}"
+        if said != self.complained:
+            self.complained = said
+            print(said, file=sys.stderr, flush=True)
 
     async def run(self) -> None:
         try:
@@ -90,9 +98,11 @@ class Bridge:
                 except Refused as refused:
                     if refused.status in TERMINAL:
                         return
-                except OSError:
-                    pass
+                    self._complain(refused)
+                except OSError as error:
+                    self._complain(error)
                 else:
+                    self.complained = ""
                     began = time.monotonic()
                     try:
                         await self._attend(socket)

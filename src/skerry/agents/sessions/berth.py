@@ -96,6 +96,11 @@ class Berth:
             return "The sandbox has ended."
         return attended.left
 
+    @property
+    def complaint(self) -> str:
+        """What is wrong, in the words of what runs in it."""
+        return "" if self.attendance is None else self.attendance.complaint
+
     # -- the bridge ----------------------------------------------------------------------------------------------------
 
     async def attach(self, line: Line, sandbox: str) -> bool:

@@ -261,7 +261,8 @@ class Session:
             # What ends before it is ready has failed to start, and counts as that.
             return self._end(SandboxStatus.FAILED if self.status in life.COMING else SandboxStatus.STALE, reason)
         if life.late(box, now, self._times):
-            return self._end(SandboxStatus.FAILED, f"The sandbox did not report within {self._times.stuck:g} seconds.")
+            reason = f"The sandbox did not report within {self._times.stuck:g} seconds. {self._berth.complaint}"
+            return self._end(SandboxStatus.FAILED, reason.strip())
         if life.stale(box, now, self._times):
             reason = f"Nothing was heard of the sandbox for {self._times.heartbeat:g} seconds."
             return self._end(SandboxStatus.STALE, reason)
