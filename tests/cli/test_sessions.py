@@ -141,6 +141,18 @@ def test_a_command_that_is_ended_says_nothing_and_leaves_the_prompt(
     said(ask, "stop", session)
 
 
+def test_commits_are_in_the_name_of_who_began_the_session(ask: Skerry, skerry: Skerry, server: ServerProcess) -> None:
+    refused = ask("start", "--author", "nobody")
+    assert refused.returncode == 2
+    assert b"is not NAME <EMAIL>" in refused.stderr
+    session = said(ask, "start", "--author", "Ann B <ann@example.com>").strip()
+    said(ask, "prompt", session, "say hello")
+    sandbox = json.loads(said(ask, "show", "--json", session))["sandboxId"]
+    known = skerry("--url", server.url, "exec", sandbox, "git config user.name; git config user.email")
+    assert known.stdout.decode().splitlines() == ["Ann B", "ann@example.com"]
+    said(ask, "remove", session)
+
+
 def test_a_session_is_archived_and_removed(ask: Skerry) -> None:
     id = json.loads(said(ask, "start", "--model", "fake/fake-1", "--json"))["id"]
     assert said(ask, "archive", id).strip() == id

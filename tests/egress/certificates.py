@@ -29,9 +29,7 @@ class WorldAuthority:
         key = ec.generate_private_key(ec.SECP256R1())
         subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, names[0])])
         builder = self._builder(subject, key, days=days, issuer=subject if own else self._name)
-        builder = builder.add_extension(
-            x509.SubjectAlternativeName([_name(name) for name in names]), critical=False
-        )
+        builder = builder.add_extension(x509.SubjectAlternativeName([_name(name) for name in names]), critical=False)
         signed = builder.sign(key if own else self._key, hashes.SHA256())
         path = self._directory / f"{names[0]}-{days}-{own}.pem"
         private = key.private_bytes(

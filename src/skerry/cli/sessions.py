@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import subprocess
 import sys
+from email.utils import parseaddr
 from typing import Annotated, Any, Literal
 
 import typer
@@ -44,6 +46,9 @@ def start(
     model: Model = None,
     config: Config = None,
     image: Annotated[str | None, typer.Option(help="The image of its sandbox.")] = None,
+    author: Annotated[
+        str | None, typer.Option(metavar="'NAME <EMAIL>'", help="Of its commits; as git knows you here unless given.")
+    ] = None,
     secret: Secret = None,
     egress: Mode = None,
     allow: Allow = None,
@@ -57,7 +62,7 @@ def start(
         if not (owner and slash and name):
             raise typer.BadParameter(f"{repo!r} is not OWNER/NAME.", param_hint="--repo")
         options |= {"repo_owner": owner, "repo_name": name}
-    options |= surroundings(config, secret, egress, allow, env)
+    options |= _identity(author) | surroundings(config, secret, egress, allow, env)
     with target_of(context).client() as client:
         made = client.create_coding_session(**options)
         print_json(made.info()) if as_json else print(made.id)
@@ -229,6 +234,27 @@ def remove(context: typer.Context, sessions: Annotated[list[str], typer.Argument
         for session in sessions:
             client.coding_session(session).delete()
             print(session)
+
+
+def _identity(author: str | None) -> dict[str, str]:
+    """In whose name the agent commits."""
+    if author is None:
+        known = {name: _git(f"user.{name}") for name in ("name", "email")}
+    else:
+        name, email = parseaddr(author)
+        if not (name and email):
+            raise typer.BadParameter(f"{author!r} is not NAME <EMAIL>.", param_hint="--author")
+        known = {"name": name, "email": email}
+    return {f"git_user_{name}": value for name, value in known.items() if value}
+
+
+def _git(key: str) -> str:
+    try:
+        return subprocess.run(
+            ["git", "config", "--get", key], capture_output=True, text=True, check=False
+        ).stdout.strip()
+    except OSError:
+        return ""
 
 
 def _repo(info: Any) -> str | None:

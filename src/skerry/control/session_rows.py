@@ -108,6 +108,7 @@ class ParticipantRow:
     session_id: str
     user: str
     name: str | None = None
+    email: str | None = None
     role: str = "member"
     sealed: str | None = field(default=None, repr=False)
     ws_token: str | None = field(default=None, repr=False)
@@ -346,7 +347,7 @@ class SessionRows:
     async def join(self, row: ParticipantRow) -> ParticipantRow:
         """Add them, or find them if they take part already; a new token or name takes the place of the old."""
         values = self._values(row)
-        changes = {name: values[name] for name in ("name", "sealed") if values[name] is not None}
+        changes = {name: values[name] for name in ("name", "email", "sealed") if values[name] is not None}
         added = self._upsert(session_participants).values(values)
         keys = [session_participants.c.session_id, session_participants.c.user]
         changes = changes or {"user": values["user"]}
@@ -358,6 +359,11 @@ class SessionRows:
         order = (session_participants.c.joined_at, session_participants.c.id)
         rows = await self._read(select(session_participants).where(mine).order_by(*order))
         return [ParticipantRow(**row._mapping) for row in rows]
+
+    async def participant(self, session: str, user: str) -> ParticipantRow | None:
+        mine = (session_participants.c.session_id == session, session_participants.c.user == user)
+        rows = await self._read(select(session_participants).where(*mine))
+        return ParticipantRow(**rows[0]._mapping) if rows else None
 
     async def set_token(self, participant: str, digest: str, until: datetime) -> None:
         mine = session_participants.c.id == participant

@@ -103,6 +103,19 @@ async def test_the_repository_is_there_and_commits_are_the_users(desk: Desk, ses
     assert await desk.inside(session, "ls /tmp/pwned 2>/dev/null") == ""
 
 
+async def test_what_is_done_for_somebody_is_committed_in_their_name(desk: Desk, session: str) -> None:
+    bea = {"user": "bea", "name": "-Bea 'B'\n[x]", "email": "bea@example.com"}
+    joined = await desk.http.post(f"/sessions/{session}/participants", json=bea)
+    assert (joined.status_code, joined.json()["email"]) == (201, "bea@example.com")
+    shown = "cd /workspace/thing && git log -1 --format='%an <%ae>'"
+    ann = await desk.inside(session, shown)
+    for author, name in (("bea", "-Bea 'B'[x] <bea@example.com>\n"), ("cyd", ann)):
+        asked = await desk.http.post(f"/sessions/{session}/prompt", json={"content": "say hello", "author": author})
+        assert (await desk.done(session, asked.json()["messageId"]))["status"] == "completed"
+        await desk.inside(session, COMMIT)
+        assert await desk.inside(session, shown) == name
+
+
 async def test_a_pull_request_is_pushed_from_inside_and_opened_from_outside(
     desk: Desk, session: str, forge: Forge
 ) -> None:

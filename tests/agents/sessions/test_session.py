@@ -77,6 +77,11 @@ async def test_the_supervisor_finds_in_its_environment_what_it_has_to_know(desk:
     assert not {"GITHUB_APP_TOKEN", "ANTHROPIC_API_KEY"} & set(found)
 
 
+async def test_an_agent_can_commit_also_where_nobody_has_said_in_whose_name(desk: Desk, session: str) -> None:
+    line = "cd $(mktemp -d) && git init -q && git commit -q --allow-empty -m x && git log -1 --format='%an <%ae>'"
+    assert await desk.inside(session, line) == "Skerry <agent@skerry.invalid>\n"
+
+
 async def test_a_sandbox_says_what_it_is_at_until_it_is_ready(desk: Desk) -> None:
     id = await desk.session(title=SLOW)
     async with desk.watch(id) as watcher:

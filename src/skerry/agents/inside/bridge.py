@@ -259,7 +259,7 @@ class Bridge:
         message = str(command.get("messageId"))
         if message in (self._at(), *self.state.get("done", [])):
             return  # it is said again after each loss of the connection
-        fields = ("messageId", "content", "model", "author", "attachments", "system")
+        fields = ("messageId", "content", "model", "author", "identity", "attachments", "system")
         current = {name: command[name] for name in fields if command.get(name) is not None}
         current["prompt"] = f"msg_{message_id()}"
         if self.current is not None:
@@ -324,6 +324,7 @@ class Bridge:
                         if current.get("stopped") and "generation" not in current:
                             return said.fail("It was stopped.", "aborted")
                         if "generation" not in current:
+                            await self.repository.commit_as(current.get("identity"))
                             current["generation"] = self._generation()
                             self._keep(current=current)
                             await self._ask(session, current)

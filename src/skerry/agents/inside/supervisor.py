@@ -149,13 +149,18 @@ class Supervisor:
             self._tell("warning", message=f"The work could not be rebased onto {base}; it is as it was.")
 
     async def _identity(self) -> None:
-        """As arguments, never as text for a shell: a name may hold anything."""
-        for key, value in (
-            ("user.name", self.config.get("gitUserName")),
-            ("user.email", self.config.get("gitUserEmail")),
+        """As arguments, never as text for a shell: a name may hold anything. Without any, git commits nothing."""
+        for key, value, otherwise in (
+            ("user.name", self.config.get("gitUserName"), "Skerry"),
+            ("user.email", self.config.get("gitUserEmail"), "agent@skerry.invalid"),
         ):
-            if value:
-                await self._git("config", "--global", key, value, inside=False)
+            known = await self._git("config", "--get", key, inside=False)
+            if value or known[0]:
+                await self._git("config", "--global", "--", key, value or otherwise, inside=False)
+        _, included = await self._git("config", "--global", "--get-all", "include.path", inside=False)
+        if places.IDENTITY not in included.split():
+            # Behind the others, so that it counts: the author of a prompt, who changes.
+            await self._git("config", "--global", "--add", "include.path", places.IDENTITY, inside=False)
 
     async def _git(self, *words: str, inside: bool = True) -> tuple[int, str]:
         return await git.run(words, self.directory if inside else "/", self.environ, GIT_PATIENCE)

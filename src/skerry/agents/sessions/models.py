@@ -87,6 +87,9 @@ class AnswerPermission(Request):
 class AddParticipant(Request):
     user: str = Field(min_length=1, max_length=200)
     name: str | None = Field(None, max_length=200)
+    email: str | None = Field(
+        None, max_length=200, description="With it, what is committed for their prompts is committed in their name."
+    )
     github_token: SecretStr | None = None
 
 
@@ -189,6 +192,7 @@ class ParticipantInfo(Result):
     id: str
     user: str
     name: str | None
+    email: str | None = None
     role: Literal["owner", "member"]
     joined_at: datetime
 

@@ -353,6 +353,7 @@ class Session:
                     "content": message.content,
                     "model": message.model or self.row.model,
                     "author": message.author,
+                    "identity": await self._identity(message.author),
                     "attachments": message.attachments,
                 }
             )
@@ -360,6 +361,11 @@ class Session:
                 await self._berth.say({"type": "stop", "messageId": message.id})
             if self.status is not SandboxStatus.RUNNING:
                 await self._state.set_sandbox(SandboxStatus.RUNNING)
+
+    async def _identity(self, author: str | None) -> dict[str, str] | None:
+        """In whose name is committed what is done for them; None if they have not said."""
+        who = None if author is None else await self._rows.participant(self.id, author)
+        return None if who is None or who.email is None else {"name": who.name or who.user, "email": who.email}
 
     # -- the sandbox ---------------------------------------------------------------------------------------------------
 

@@ -304,7 +304,7 @@ class Sessions:
             token = request.github_token.get_secret_value()
             keep(token)
             sealed = self._registry.vault.seal(token, f"participant of {id}")
-        row = ParticipantRow(id=_id("part"), session_id=id, user=request.user, name=request.name, sealed=sealed)
+        row = ParticipantRow(_id("part"), id, request.user, request.name, request.email, sealed=sealed)
         return participant_info(await self.rows.join(row))
 
     async def ws_token(self, id: str, user: str | None) -> WsToken:

@@ -130,10 +130,12 @@ class AsyncCodingSession:
         return ParticipantList.model_validate_json(response.content).participants
 
     async def add_participant(
-        self, user: str, *, name: str | None = None, github_token: str | None = None
+        self, user: str, *, name: str | None = None, email: str | None = None, github_token: str | None = None
     ) -> ParticipantInfo:
-        """Let somebody take part; with their own token, pull requests that they ask for are theirs."""
-        body = {"user": user, **given(name=name, githubToken=github_token)}
+        """Let somebody take part: with an address, commits for their prompts are in their name; with their own token,
+        pull requests that they ask for are theirs.
+        """
+        body = {"user": user, **given(name=name, email=email, githubToken=github_token)}
         response = await self.connection.request("POST", f"{self._path}/participants", json=body)
         return ParticipantInfo.model_validate_json(response.content)
 
