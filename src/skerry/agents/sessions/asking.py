@@ -18,7 +18,20 @@ class Asking:
     def __init__(self, push_patience: float, say: Say) -> None:
         self._pushes = Awaited(push_patience)
         self._answers = Awaited(ANSWER_PATIENCE)
+        self._sandbox = Awaited(push_patience)
         self._say = say
+
+    async def sandbox(self, bring: Callable[[], Awaitable[None]]) -> None:
+        """Have it brought back, and wait until it can be told something."""
+        try:
+            await self._sandbox.wait("", bring)
+        except TimeoutError:
+            message = f"The session's sandbox was not back within {self._sandbox.patience:g} seconds."
+            raise PushFailedError(message, hint="Try again.") from None
+
+    def sandbox_came(self, error: SkerryError | None = None) -> None:
+        """Or could not come, and why."""
+        self._sandbox.settle("", "" if error is None else error)
 
     async def push(self, branch: str) -> str:
         """The commit that was pushed."""

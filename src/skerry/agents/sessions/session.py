@@ -28,7 +28,7 @@ from skerry.agents.sessions.spawner import Attendance, Spawner
 from skerry.agents.sessions.state import State
 from skerry.control.registry import Registry
 from skerry.control.session_rows import EventRow, MessageRow, SessionRow, SessionRows
-from skerry.errors import ConflictError, PushFailedError, SkerryError
+from skerry.errors import ConflictError, PushFailedError, SessionArchivedError, SkerryError
 from skerry.models import now
 
 log = structlog.get_logger(__name__)
@@ -70,6 +70,8 @@ class Session:
         self._timer: asyncio.TimerHandle | None = None
         self._closed = False
         self.used_at = time.monotonic()
+        self.opening = asyncio.Lock()
+        """Held by who opens a pull request: two at once are to find the same."""
 
     # -- what is known -------------------------------------------------------------------------------------------------
 
@@ -151,10 +153,20 @@ class Session:
             self.kick()
 
     async def push(self, branch: str) -> str:
-        if not self._berth.useful:
-            raise PushFailedError("The session has no sandbox just now.", hint="Send a prompt first.")
+        """Push what is committed; the commit. A sandbox that was put away is brought back for it."""
         self.touch()
+        if not self._berth.useful:
+            await self._asking.sandbox(self._bring_back)
         return await self._asking.push(branch)
+
+    async def _bring_back(self) -> None:
+        if self.row.status == SessionStatus.ARCHIVED:
+            raise SessionArchivedError("The session is archived.", hint="Unarchive it first.")
+        kept = self.row.snapshot is not None and self._berth.keeping.possible
+        if not (kept or self._berth.live):
+            raise PushFailedError("The session has no sandbox just now.", hint="Send a prompt first.")
+        self._wanted = True
+        self.kick()
 
     async def set_status(self, status: SessionStatus) -> None:
         await self._state.set_status(status)
@@ -323,6 +335,8 @@ class Session:
         if self.row.status == SessionStatus.ARCHIVED:
             return
         if self._berth.useful:
+            self._wanted = False
+            self._asking.sandbox_came()
             if self._snapshot_due is not None:
                 reason, self._snapshot_due = self._snapshot_due, None
                 if self.row.repo_name is not None:
@@ -376,6 +390,8 @@ class Session:
             self._said_refusal = now
             error = f"{decision.reason} {self.row.error or ''}".strip()
             self.hub.tell({"type": "sandbox_error", "error": error, "refused": True})
+        if decision.action == "refuse":
+            self._asking.sandbox_came(PushFailedError(f"There is no sandbox to push from. {decision.reason}"))
         if decision.action in ("wait", "refuse"):
             if decision.again is not None:
                 self.kick_at(decision.again)
@@ -398,6 +414,8 @@ class Session:
         """The sandbox is done with. What it said is said first: from now on it is not let in again."""
         keep = await self._berth.condemn(status, reason)
         self._asking.fail("The sandbox has ended.")
+        if status is SandboxStatus.FAILED:
+            self._asking.sandbox_came(PushFailedError(f"There is no sandbox to push from. {reason}"))
         await self._give_up(reason)
         await self._berth.leave(reason, keep=keep)
         over = status is SandboxStatus.STOPPED and self.row.status == SessionStatus.ACTIVE

@@ -364,6 +364,15 @@ class Sessions:
         if base is None:
             base = (await self.forge.repository(row.repo_owner, row.repo_name, token)).default_branch
         sha = await session.push(head)
+        async with session.opening:
+            return await self._open(session, request, head, base, sha, token)
+
+    async def _open(
+        self, session: Session, request: CreatePullRequest, head: str, base: str, sha: str, token: str
+    ) -> PullRequest:
+        row = session.row
+        assert row.repo_owner is not None
+        assert row.repo_name is not None
         made = await self.forge.open_pull_request(
             row.repo_owner,
             row.repo_name,
