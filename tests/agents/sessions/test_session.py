@@ -545,11 +545,21 @@ async def test_what_makes_no_sense_is_refused(desk: Desk) -> None:
         {"branch": "--upload-pack=x", "repoOwner": "a", "repoName": "b"},
         {"repoOwner": "../..", "repoName": "b/c"},
         {"secrets": {"api.example.com": {}}},
+        {"model": "nonsense"},
         {"unknown": 1},
     ):
         answer = await desk.http.post("/sessions", json=wrong)
         assert answer.status_code == 400, wrong
     id = await desk.session()
-    assert (await desk.http.post(f"/sessions/{id}/prompt", json={"content": ""})).status_code == 400
+    for more in (
+        {"content": ""},
+        {"model": "nonsense"},
+        {"model": "/x"},
+        {"attachments": [{"name": "neither"}]},
+        {"attachments": [{"type": "dance"}]},
+        {"attachments": [{"content": "no base64", "encoding": "base64"}]},
+    ):
+        answer = await desk.http.post(f"/sessions/{id}/prompt", json={"content": "say x", **more})
+        assert (answer.status_code, answer.json()["error"]["code"]) == (400, "invalid_request"), more
     assert (await desk.http.post(f"/sessions/{id}/pr", json={"title": "x"})).status_code == 400
     await desk.http.delete(f"/sessions/{id}")
