@@ -93,7 +93,9 @@ class Conversation(View):
             self.note(f"warning: {told.data['message']}")
         elif told.type == "session_status" and told.data["status"] == "archived" and not self._only_looks:
             self._close_line()
-            print("error: The session was archived; a prompt that waits stays in its queue.", file=sys.stderr)
+            print(
+                "error: The session was archived; `skerry session show` has what became of the prompt.", file=sys.stderr
+            )
             return 1
         elif told.type == "sandbox_error":
             self.note(f"error: {told.data['error']}", mark="✗")

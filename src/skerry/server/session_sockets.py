@@ -224,7 +224,8 @@ async def _inward(sessions: Sessions, session: Session, socket: WebSocket, clien
             elif isinstance(said, Ping):
                 client.say({"type": "pong", "timestamp": now().isoformat()})
             else:
-                client.say({"type": "error", "code": "invalid_request", "message": "That is not understood."})
+                message = f"That is not understood: {said}"
+                client.say({"type": "error", "code": "invalid_request", "message": message})
         except SkerryError as error:
             code = error.code
             client.say({"type": "error", "code": error.code, "message": error.message})
@@ -266,7 +267,10 @@ async def _text(socket: WebSocket) -> str:
 
 
 def _understood(text: str) -> Any:
+    """What it is, or why it is nothing."""
     try:
         return _said.validate_json(text)
-    except ValidationError:
-        return None
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        place = ".".join(map(str, first["loc"][1:]))
+        return f"{place}: {first['msg']}." if place else f"{first['msg']}."

@@ -338,6 +338,20 @@ async def test_who_subscribes_is_told_what_was_and_what_comes(desk: Desk, sessio
         assert statuses == [True, False]
 
 
+async def test_of_a_history_that_is_too_much_the_last_is_told(
+    desk: Desk, session: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    everything = await desk.events(session)
+    monkeypatch.setattr("skerry.agents.sessions.sessions.HISTORY_CHARACTERS", 2000)
+    async with desk.watch(session) as watcher:
+        history = (await watcher.next("subscribed"))["history"]
+    assert history["hasMore"]
+    assert history["events"] == everything[-len(history["events"]) :]
+    assert 0 < len(json.dumps(history["events"])) < 2100
+    assert 0 < len(json.dumps(history["messages"])) < 2100
+    assert history["cursor"] == str(everything[-1]["number"])
+
+
 async def test_watchers_see_each_other(desk: Desk, session: str) -> None:
     async with desk.watch(session, clientId="one") as one:
         await one.next("presence_sync")
@@ -351,8 +365,10 @@ async def test_watchers_see_each_other(desk: Desk, session: str) -> None:
         assert (await one.next("presence_leave"))["clientId"] == "two"
         await one.say(type="ping")
         await one.next("pong")
-        await one.say(type="dance")
-        assert (await one.next("error"))["code"] == "invalid_request"
+        for said, why in (({"type": "dance"}, "dance"), ({"type": "prompt", "content": "x", "model": "y"}, "model")):
+            await one.say(**said)
+            error = await one.next("error")
+            assert (error["code"], why in error["message"]) == ("invalid_request", True), error
 
 
 async def test_a_wrong_token_is_shown_out(desk: Desk, session: str) -> None:

@@ -67,6 +67,8 @@ log = structlog.get_logger(__name__)
 PULSE = 1.0
 TOKEN_LIFE = timedelta(hours=24)
 HISTORY = 500
+HISTORY_CHARACTERS = 4 * 2**20
+"""Of events, and of prompts: it is one message, which whoever subscribes has to take whole."""
 FORGOTTEN = 60.0
 """Seconds after which a session that nobody asked for leaves the memory; it stays in the store."""
 
@@ -322,18 +324,17 @@ class Sessions:
 
     async def replay(self, session: Session) -> dict[str, Any]:
         """What somebody who comes to watch has to know: the last that happened, and how it stands."""
-        events = await self.rows.last_events(session.id, HISTORY + 1)
-        more = len(events) > HISTORY
-        events = events[-HISTORY:]
-        messages = await self.rows.last_messages(session.id, HISTORY)
+        found = await self.rows.last_events(session.id, HISTORY + 1)
+        events = _last([_wire(event_info(row)) for row in found[-HISTORY:]])
+        messages = [_wire(message_info(row)) for row in await self.rows.last_messages(session.id, HISTORY)]
         return {
             "state": _wire(await self.info(session.row)),
             "history": {
-                "events": [_wire(event_info(row)) for row in events],
-                "messages": [_wire(message_info(row)) for row in messages],
+                "events": events,
+                "messages": _last(messages),
                 "artifacts": [_wire(artifact_info(row)) for row in await self.rows.artifacts(session.id)],
-                "hasMore": more,
-                "cursor": str(events[-1].number) if events else None,
+                "hasMore": len(found) > len(events),
+                "cursor": str(found[-1].number) if found else None,
             },
         }
 
@@ -442,6 +443,16 @@ def participant_info(row: ParticipantRow) -> ParticipantInfo:
 
 def _wire(model: Any) -> Any:
     return model.model_dump(mode="json", by_alias=True)
+
+
+def _last(shown: list[Any]) -> list[Any]:
+    """As many of the last as are not too much together."""
+    room = HISTORY_CHARACTERS
+    for number, each in enumerate(reversed(shown)):
+        room -= len(json.dumps(each))
+        if room < 0:
+            return shown[len(shown) - number :]
+    return shown
 
 
 def _id(kind: str) -> str:
