@@ -69,6 +69,16 @@ def test_as_json_each_event_is_a_line(ask: Skerry, session: str) -> None:
     assert told[-1]["event"]["type"] == "execution_complete"
 
 
+def test_files_are_attached(ask: Skerry, session: str, tmp_path: Path) -> None:
+    (tmp_path / "notes.bin").write_bytes(b"\x00\xff")
+    said(ask, "prompt", session, "say thanks", "--attach", tmp_path / "notes.bin")
+    sent = json.loads(said(ask, "show", "--json", session))["messages"][-1]["attachments"]
+    assert sent == [{"name": "notes.bin", "content": "AP8=", "encoding": "base64"}]
+    refused = ask("prompt", session, "say no", "--attach", tmp_path / "nothing")
+    assert refused.returncode == 2
+    assert b"cannot be read" in refused.stderr
+
+
 def test_sessions_are_listed_and_looked_at(ask: Skerry, session: str) -> None:
     line = next(line for line in said(ask, "list").splitlines() if line.startswith(session))
     assert line.split("\t")[1] == "active"

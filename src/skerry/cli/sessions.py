@@ -6,7 +6,9 @@ import asyncio
 import json
 import subprocess
 import sys
+from base64 import b64encode
 from email.utils import parseaddr
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
@@ -73,6 +75,7 @@ def prompt(
     session: SessionId,
     message: Annotated[str, typer.Argument(help="What to do; - reads it from stdin.")],
     model: Annotated[str | None, typer.Option("--model", "-m", help="provider/model, for this one only.")] = None,
+    attach: Annotated[list[Path] | None, typer.Option("--attach", help="A file for it; may be given again.")] = None,
     detach: Annotated[bool, typer.Option("--detach", "-d", help="Put it into the queue and leave.")] = False,
     as_json: AsJson = False,
 ) -> int:
@@ -86,27 +89,35 @@ def prompt(
     if not text.strip():
         raise typer.BadParameter("Say what to do.", param_hint="MESSAGE")
     target = target_of(context)
+    options = given(model=model, attachments=[_attached(path) for path in attach] if attach else None)
     if detach:
-        return _detached(target, session, text, model, as_json)
-    return asyncio.run(_asked(target, session, text, model, as_json))
+        return _detached(target, session, text, options, as_json)
+    return asyncio.run(_asked(target, session, text, options, as_json))
 
 
-def _detached(target: Target, session: str, text: str, model: str | None, as_json: bool) -> int:
+def _attached(path: Path) -> dict[str, str]:
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise typer.BadParameter(f"{path} cannot be read: {error.strerror}.", param_hint="--attach") from None
+    return {"name": path.name, "content": b64encode(content).decode(), "encoding": "base64"}
+
+
+def _detached(target: Target, session: str, text: str, options: dict[str, Any], as_json: bool) -> int:
     with target.client() as client:
         need_server(client, "prompt")
-        queued = client.coding_session(session).prompt(text, model=model)
+        queued = client.coding_session(session).prompt(text, **options)
     print_json(queued) if as_json else print(queued.message_id)
     return 0
 
 
-async def _asked(target: Target, session: str, text: str, model: str | None, as_json: bool) -> int:
+async def _asked(target: Target, session: str, text: str, options: dict[str, Any], as_json: bool) -> int:
     from skerry import AsyncClient
     from skerry.cli.conversation import Conversation
 
     async with AsyncClient(target.url, target.api_key, target.home, owner=target.owner) as client:
         coding = client.coding_session(session)
         leave = (await client.connection.endpoint()).host is None
-        options = {} if model is None else {"model": model}
         return await Conversation(coding, as_json, may_leave=leave).follow(coding.ask(text, **options))
 
 

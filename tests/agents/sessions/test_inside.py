@@ -302,11 +302,11 @@ def test_what_is_attached_is_given_to_the_agent_in_its_own_form(place: Path) -> 
         place,
         """
 import json
-from bridge import _part
+from attachment import part
 own = {"type": "file", "mime": "image/png", "url": "data:image/png;base64,aGk="}
-print(json.dumps([_part(own), _part({"name": "notes.txt", "content": "hi"}),
-                  _part({"name": "a.png", "mimeType": "image/png", "content": "aGk=", "encoding": "base64"}),
-                  _part({"name": "x", "url": "https://example.com/x"})]))
+print(json.dumps([part(own), part({"name": "notes.txt", "content": "hi"}),
+                  part({"name": "a.png", "mimeType": "image/png", "content": "aGk=", "encoding": "base64"}),
+                  part({"name": "x", "url": "https://example.com/x"})]))
 """,
     )
     assert found[0] == {"type": "file", "mime": "image/png", "url": "data:image/png;base64,aGk="}
@@ -350,3 +350,37 @@ def test_a_bridge_whose_connection_leads_nowhere_comes_again(place: Path) -> Non
         over.set()
         server.shutdown()
     assert len(came) == 2
+
+
+SILENT = """
+import asyncio, json, os, time
+import bridge, places
+bridge.LOOK_AFTER = 0.2
+places.AGENT_SESSION = sys.path[0] + "/session"
+environ = {"SANDBOX_ID": "s", "SESSION_ID": "x", "CONTROL_PLANE_URL": "http://127.0.0.1:1", "SANDBOX_AUTH_TOKEN": "t",
+           "SESSION_CONFIG": json.dumps({"agent": {"port": PORT}, "directory": sys.path[0]})}
+async def main():
+    mine = bridge.Bridge(environ)
+    for content in ("say hello", "swallow", "lose", "say again"):
+        asked = {"messageId": content, "content": content, "prompt": "msg_" + content[:3]}
+        await asyncio.wait_for(mine._turn(asked), 30)
+    events = [mine.outbox.read(id) for id in mine.outbox.waiting()]
+    print(json.dumps([[e["messageId"], e.get("error")] for e in events if e["type"] == "execution_complete"]))
+asyncio.run(main())
+"""
+
+
+def test_an_agent_that_says_nothing_is_asked_how_it_stands(place: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = str(free.getsockname()[1])
+    script = Path(__file__).with_name("scripted.py").read_text().replace("HEARTBEAT = 5.0", "HEARTBEAT = 0.1")
+    environ = {**os.environ, "SCRIPTED_KEPT": str(place / "kept")}
+    agent = subprocess.Popen([sys.executable, "-c", script, port], env=environ)
+    try:
+        ended = dict(run(place, SILENT.replace("PORT", port)))
+    finally:
+        agent.kill()
+        agent.wait()
+    assert [ended["say hello"], ended["say again"]] == [None, None]
+    assert "does not work at the prompt" in ended["swallow"]
+    assert "does not take the prompt" in ended["lose"]

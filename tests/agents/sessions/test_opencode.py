@@ -13,6 +13,7 @@ import pytest
 from skerry.agents.sessions.sessions import opencode
 from tests.agents.conftest import HOST, KEY
 from tests.agents.model import Model, call, config, hang, say
+from tests.agents.search import nothing_inside
 from tests.agents.sessions.conftest import Desk, desk_of
 
 
@@ -41,7 +42,10 @@ async def test_what_is_two_and_two(desk: Desk, session: str, model: Model) -> No
     events = await desk.events(session, messageId=message["id"])
     assert [event["type"] for event in events] == ["step_start", "token", "step_finish", "execution_complete"]
     assert events[1]["data"]["content"] == "It is 4"
-    assert KEY not in await desk.inside(session, "cat /proc/*/environ /var/lib/skerry-session/*.json; env")
+    sandbox = desk.live(session).row.sandbox_id
+    assert sandbox is not None
+    async with desk.registry.use(sandbox) as runtime:
+        await nothing_inside(runtime, KEY)
 
 
 async def test_a_prompt_has_a_model_and_attachments_of_its_own(desk: Desk, session: str, model: Model) -> None:

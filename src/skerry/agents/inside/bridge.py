@@ -7,9 +7,7 @@ bridge may be killed at any moment; the next one takes the turn up where it is.
 from __future__ import annotations
 
 import asyncio
-import base64
 import json
-import mimetypes
 import os
 import sys
 import time
@@ -18,6 +16,7 @@ from urllib.parse import quote, urlencode
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 
+import attachment
 import ending
 import places
 from outbox import Event, Outbox
@@ -36,6 +35,10 @@ LOOK_EVERY = 1.0
 AGENT_PATIENCE = 60.0
 """Seconds that an agent whose connection broke has to answer again."""
 ABORT_PATIENCE = 10.0
+LOOK_AFTER = 20.0
+"""Seconds without a word about the prompt after which the agent is asked how it stands with it."""
+MOST_ASKED = 3
+"""How often it is given a prompt that it does not know of afterwards."""
 
 
 class Over(Exception):
@@ -316,7 +319,7 @@ class Bridge:
                 return await self._post_mortem(session, current, turn, said)
             stream = self.agent.events("/event?" + self._where())
             try:
-                first = True
+                first, looked = True, time.monotonic()
                 async for event in stream:
                     if first:
                         # Listening comes before asking: nothing is missed in between.
@@ -330,7 +333,13 @@ class Bridge:
                             await self._ask(session, current)
                         elif resumed:
                             await self._catch_up(session, current, turn, said)
-                    said.take(turn.feed(event))
+                    told = turn.feed(event)
+                    said.take(told)
+                    if told:
+                        looked = time.monotonic()
+                    elif time.monotonic() - looked >= LOOK_AFTER:
+                        looked = time.monotonic()
+                        await self._catch_up(session, current, turn, said)
                     if turn.gave_up:
                         await self._ask_to_stop()
                     if said.complete:
@@ -346,7 +355,10 @@ class Bridge:
     async def _ask(self, session: str, current: dict[str, Any]) -> None:
         body: dict[str, Any] = {
             "messageID": current["prompt"],
-            "parts": [{"type": "text", "text": current["content"]}, *map(_part, current.get("attachments", []))],
+            "parts": [
+                {"type": "text", "text": current["content"]},
+                *map(attachment.part, current.get("attachments", [])),
+            ],
         }
         if current.get("system"):
             body["system"] = current["system"]
@@ -357,11 +369,18 @@ class Bridge:
 
     async def _catch_up(self, session: str, current: dict[str, Any], turn: Turn, said: Said) -> None:
         """What was missed, from what the agent has written down."""
-        busy = await self.agent.ask("GET", f"/session/status?{self._where()}")
+        states = await self.agent.ask("GET", f"/session/status?{self._where()}")
+        busy = not isinstance(states, dict) or session in states
         mine = await self._messages(session)
         if not _knows(mine, current["prompt"]):
+            current["asked"] = current.get("asked", 0) + 1
+            if current["asked"] > MOST_ASKED:
+                raise Failed("The agent does not take the prompt, and does not say why.")
             return await self._ask(session, current)  # killed before it could be asked
-        said.take(turn.catch_up(mine, not isinstance(busy, dict) or session in busy))
+        said.take(turn.catch_up(mine, busy))
+        current["idle"] = 0 if busy else current.get("idle", 0) + 1
+        if not said.complete and current["idle"] > 1:  # once may be a moment too soon
+            raise Failed("The agent does not work at the prompt, and does not say why.")
         try:
             questions = await self.agent.ask("GET", f"/permission?{self._where()}")
         except Failed:
@@ -473,20 +492,6 @@ class Bridge:
 
 def _knows(messages: list[dict[str, Any]], id: str) -> bool:
     return any(each["info"].get("id") == id for each in messages)
-
-
-def _part(attachment: dict[str, Any]) -> dict[str, Any]:
-    """What is attached, as the agent wants it: a file with an address, which may hold all of it."""
-    if "mime" in attachment or not ("url" in attachment or "content" in attachment):
-        return attachment  # the agent's own form
-    mime = attachment.get("mimeType") or mimetypes.guess_type(str(attachment.get("name")))[0] or "text/plain"
-    url = attachment.get("url")
-    if url is None:
-        content = str(attachment["content"])
-        if attachment.get("encoding") != "base64":
-            content = base64.b64encode(content.encode()).decode()
-        url = f"data:{mime};base64,{content}"
-    return {"type": "file", "mime": mime, "filename": str(attachment.get("name") or "attachment"), "url": url}
 
 
 def message_id() -> str:

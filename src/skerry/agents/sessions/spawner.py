@@ -36,6 +36,7 @@ INSIDE = (
     "outbox",
     "said",
     "reach",
+    "attachment",
     "websocket",
     "speech",
     "supervisor",
