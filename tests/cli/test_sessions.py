@@ -12,15 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.agents.sessions.conftest import SCRIPTED
 from tests.cli.conftest import Skerry
 from tests.cli.test_tasks import Terminal
 from tests.server.conftest import ServerProcess
-
-SCRIPTED = """
-from skerry.agents.sessions import sessions
-from tests.agents.sessions.conftest import scripted
-sessions.opencode = scripted
-"""
 
 
 @pytest.fixture(scope="module")

@@ -29,6 +29,12 @@ from skerry.server.app import create_app
 from skerry.settings import Settings
 
 SLOW = "an agent that is slow to start"
+SCRIPTED = """
+from skerry.agents.sessions import sessions
+from tests.agents.sessions.conftest import scripted
+sessions.opencode = scripted
+"""
+"""For a server in a process of its own, before it starts: its sessions have the agent with a script."""
 SCRIPT = Path(__file__).with_name("scripted.py").read_text()
 
 
@@ -141,6 +147,25 @@ class Desk:
             hello = {"type": "subscribe", "token": token, "clientId": "test", **subscribe}
             await watcher.say(**hello)
             yield watcher
+
+
+async def put_away_and_brought_back(desk: Desk) -> str:
+    """What is left of a file that was written before, whatever the provider."""
+    id = await desk.session()
+    assert (await desk.ask(id, "write /workspace/notes remember me; say done"))["status"] == "completed"
+    first = await desk.status(id, "ready")
+    await desk.http.post(f"/sessions/{id}/archive")
+    await desk.status(id, "stopped")
+    await desk.http.post(f"/sessions/{id}/unarchive")
+    assert (await desk.ask(id, "tool once; say more"))["status"] == "completed"
+    kinds = [event["type"] for event in await desk.events(id)]
+    assert (kinds.count("execution_complete"), kinds.count("tool_call")) == (2, 4)
+    again = await desk.status(id, "ready")
+    assert again["sandboxId"] != first["sandboxId"]
+    place = f"/v1/sandboxes/{again['sandboxId']}/files/content"
+    read = await desk.http.get(place, params={"path": "/workspace/notes"})
+    await desk.http.delete(f"/sessions/{id}")
+    return read.text
 
 
 class Watcher:

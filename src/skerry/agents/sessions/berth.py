@@ -237,7 +237,10 @@ class Berth:
     async def leave(self, reason: str, *, keep: bool) -> None:
         """Keep what is in it, send the bridge away, and destroy it."""
         state, kept = self._state, True
-        if keep and state.sandbox is not None and self.keeping.possible:
+        if keep and not self.keeping.possible:
+            message = "This provider has no snapshots: what was not pushed is gone with the sandbox."
+            state.hub.tell({"type": "sandbox_warning", "message": message})
+        elif keep and state.sandbox is not None:
             stale = state.sandbox_status is SandboxStatus.STALE
             kept = await self.keeping.keep("heartbeat_timeout" if stale else "inactivity")
         line, self.line = self.line, None
