@@ -178,6 +178,14 @@ def test_a_repository_is_cloned_rebased_and_left_alone_where_that_fails(place: P
     assert git("rev-parse", "HEAD", cwd=work) == second
     assert git("log", "-1", "--format=%s", "origin/trunk", cwd=work) == "theirs"
 
+    # A forge that does not answer holds it up for a while only, and leaves nothing running.
+    with socket.create_server(("127.0.0.1", 0)) as deaf:
+        url = f"http://127.0.0.1:{deaf.getsockname()[1]}/thing.git"
+        git("remote", "set-url", "origin", url, cwd=work)
+        hurried = SYNC.replace("from outbox", "supervisor.FETCH_PATIENCE = 0.5\nfrom outbox")
+        assert run(place, hurried % {**how, "restored": "true"}) == [synced[0], ["warning", None], synced[1]]
+        assert not subprocess.run(["pgrep", "-f", url], capture_output=True, check=False).stdout
+
 
 def test_a_supervisor_that_is_told_to_stop_leaves_nothing_running(place: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:

@@ -334,6 +334,14 @@ async def test_a_repository_that_is_not_there_is_a_failure_that_says_so(desk: De
     await desk.http.delete(f"/sessions/{id}")
 
 
+async def test_a_forge_that_the_sandbox_may_not_reach_is_told_as_that(desk: Desk, forge: Forge) -> None:
+    id = await desk.session(**repository(forge, egress={"mode": "allowlist", "allow": ["example.com"]}))
+    await desk.prompt(id, "say x")
+    failed = await desk.status(id, "failed")
+    assert f"may not reach {forge.host}. Allow it in the session's egress." in failed["error"]
+    await desk.http.delete(f"/sessions/{id}")
+
+
 async def test_repositories_are_listed_and_described(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     assert [each["fullName"] for each in (await desk.http.get("/repos")).json()["repos"]] == [
         "acme/other",

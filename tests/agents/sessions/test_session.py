@@ -562,6 +562,7 @@ async def test_what_makes_no_sense_is_refused(desk: Desk) -> None:
         {"repoOwner": "../..", "repoName": "b/c"},
         {"secrets": {"api.example.com": {}}},
         {"model": "nonsense"},
+        {"config": {"provider": {"x": {"models": {f"model {number}": {"name": "x" * 20} for number in range(3000)}}}}},
         {"unknown": 1},
     ):
         answer = await desk.http.post("/sessions", json=wrong)
@@ -574,6 +575,7 @@ async def test_what_makes_no_sense_is_refused(desk: Desk) -> None:
         {"attachments": [{"name": "neither"}]},
         {"attachments": [{"type": "dance"}]},
         {"attachments": [{"content": "no base64", "encoding": "base64"}]},
+        {"attachments": [{"content": "\N{SNOWMAN}" * 3_000_000}] * 2},
     ):
         answer = await desk.http.post(f"/sessions/{id}/prompt", json={"content": "say x", **more})
         assert (answer.status_code, answer.json()["error"]["code"]) == (400, "invalid_request"), more

@@ -122,7 +122,7 @@ async def test_a_server_that_nobody_vouches_for_is_not_believed(
 ) -> None:
     world = WorldAuthority(tmp_path)
     own = world.issue(HOST, own=True)
-    async with desk_far_away(certificate=own, times=Times(stuck=8)) as desk:
+    async with desk_far_away(certificate=own, times=Times(stuck=5)) as desk:
         desk.http = httpx.AsyncClient(base_url=desk.url, verify=False, headers=desk.http.headers)
         id = await desk.session(egress={"mode": "allowlist", "allow": [desk.url.removeprefix("https://")]})
         await desk.prompt(id, "say never")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from base64 import b64decode
 from datetime import datetime
 from enum import StrEnum
@@ -30,7 +31,17 @@ def _attachment(given: dict[str, Any]) -> dict[str, Any]:
     return given
 
 
-Attachments = Annotated[list[Annotated[dict[str, Any], AfterValidator(_attachment)]], Field(max_length=50)]
+def _together(given: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    if sum(len(json.dumps(each)) for each in given) > LARGEST_ATTACHMENTS:
+        raise ValueError(f"are more than {LARGEST_ATTACHMENTS >> 20} MiB together")
+    return given
+
+
+LARGEST_ATTACHMENTS = 32 * 2**20
+"""As JSON: the bridge has to take them in one message, which it would otherwise be sent again and again."""
+Attachments = Annotated[
+    list[Annotated[dict[str, Any], AfterValidator(_attachment)]], Field(max_length=50), AfterValidator(_together)
+]
 
 
 class SessionStatus(StrEnum):

@@ -69,6 +69,7 @@ TOKEN_LIFE = timedelta(hours=24)
 HISTORY = 500
 HISTORY_CHARACTERS = 4 * 2**20
 """Of events, and of prompts: it is one message, which whoever subscribes has to take whole."""
+LARGEST_CONFIG = 110 * 2**10
 FORGOTTEN = 60.0
 """Seconds after which a session that nobody asked for leaves the memory; it stays in the store."""
 
@@ -178,6 +179,7 @@ class Sessions:
         config = request.config if request.model is None else request.config.model_copy(update={"model": request.model})
         has = server_variables(self._settings, self._registry.reception.closed)
         prepared = prepare("opencode", config, directory=directory_of(request.repo_name), has=has)
+        _check_size(prepared.setup.env)
         settings = request.model_dump(mode="json", by_alias=True, exclude_none=True, include={"env", "image", "egress"})
         settings |= {
             "setup": {
@@ -405,6 +407,16 @@ class Sessions:
         if row is None:
             raise SessionNotFoundError("No session has such a sandbox.")
         return await self.let_in(row.id, sandbox, token)
+
+
+def _check_size(env: Mapping[str, str]) -> None:
+    """The supervisor is told of it in one variable, and the kernel takes none of more than 128 KiB."""
+    size = len(json.dumps(json.dumps(dict(env))))
+    if size > LARGEST_CONFIG:
+        raise InvalidRequestError(
+            f"The agent's configuration is too large ({size >> 10} KiB, of {LARGEST_CONFIG >> 10}).",
+            hint="Leave out models that are not asked for; what the agent is to know belongs into `agentsMd`.",
+        )
 
 
 def _still_wanted(session: Session, sandbox: str) -> Session:
