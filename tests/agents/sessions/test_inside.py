@@ -48,7 +48,7 @@ def place(tmp_path: Path) -> Path:
 
 def run(place: Path, code: str) -> Any:
     line = [sys.executable, "-I", "-c", f"import sys; sys.path.insert(0, {str(place)!r})\n{code}"]
-    done = subprocess.run(line, capture_output=True, text=True, check=False)
+    done = subprocess.run(line, capture_output=True, text=True, check=False, timeout=60)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 

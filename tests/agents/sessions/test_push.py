@@ -184,6 +184,21 @@ async def test_a_push_that_nobody_confirms_is_given_up_in_time(
     assert (await desk.http.post(f"/sessions/{session}/pr", json={"title": "Heard"})).status_code == 201
 
 
+async def test_a_push_that_a_killed_bridge_did_not_hear_of_is_asked_for_again(desk: Desk, session: str) -> None:
+    pushes = desk.live(session)._asking._pushes
+    bridge = (await desk.inside(session, "pgrep -f session/bridge.py")).strip()
+    await desk.inside(session, f"kill -STOP {bridge}")
+    asking = asyncio.create_task(desk.http.post(f"/sessions/{session}/pr", json={"title": "x", "headBranch": "lost"}))
+
+    async def asked() -> bool:
+        return "lost" in pushes.awaited()
+
+    await desk.until(asked)
+    await desk.inside(session, f"kill -KILL {bridge}")
+    answer = await asking
+    assert answer.status_code == 201, answer.text
+
+
 REFUSED = '{"message": "Validation Failed", "errors": [{"message": "No commits between trunk and x."}]}'
 
 

@@ -46,6 +46,11 @@ class Asking:
                 f"Branch {branch!r} was not pushed within {self._pushes.patience:g} seconds.", hint="Try again."
             ) from None
 
+    async def push_again(self) -> None:
+        """To a bridge that may not have heard it, because the connection was lost. To push twice does no harm."""
+        for branch in self._pushes.awaited():
+            await self._say({"type": "push", "branchName": branch})
+
     async def answer(self, permission: str, reply: PermissionReply, by: str) -> None:
         async def ask() -> None:
             await self._say({"type": "answer", "permissionId": permission, "reply": reply, "author": by})
@@ -107,6 +112,10 @@ class Awaited:
         except TimeoutError:
             self._waiting.pop(key, None)
             raise
+
+    def awaited(self) -> list[str]:
+        """What is waited for."""
+        return list(self._waiting)
 
     def settle(self, key: str, outcome: str | SkerryError) -> None:
         future = self._waiting.pop(key, None)

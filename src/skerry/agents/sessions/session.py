@@ -187,6 +187,8 @@ class Session:
         if await self._berth.attach(line, sandbox):
             self._sent = None
             self.kick()
+            if self._berth.useful:
+                await self._asking.push_again()
 
     def detach(self, line: Line) -> None:
         """The connection is gone; the sandbox may come back."""
