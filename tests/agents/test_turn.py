@@ -65,6 +65,14 @@ def test_text_comes_as_the_answer_so_far() -> None:
     ) == [("token", "4"), ("token", "42")]
 
 
+def test_a_message_that_says_the_same_as_the_one_before_is_told() -> None:
+    turn = Turn(SESSION, OURS)
+    for id in ("msg_1", "msg_2"):
+        turn.feed(prompted()), turn.feed(answer(id=id))
+        said = turn.feed(part(f"p-{id}", "text", message=id, text="done"))
+        assert [(each["content"], each["textId"]) for each in said] == [("done", id)]
+
+
 def test_deltas_of_older_versions_come_inside_of_the_part() -> None:
     def old(text: str, words: str) -> dict[str, Any]:
         said = part("p", "text", text=text)

@@ -46,6 +46,8 @@ class Turn:
         self._parts: dict[str, Json] = {}
         self._order: dict[str, list[str]] = {}
         self._told: set[tuple[str, str]] = set()
+        self._said: dict[str, str] = {}
+        """What was told of each message's text: two of them may begin alike, or be the same."""
         self._caught_up: set[str] = set()
         """Texts that were read while they were being written: what is added may be in them already."""
         self._failure: Json | None = None
@@ -144,10 +146,10 @@ class Turn:
             self._order.setdefault(message, []).append(id)
         self._parts[id] = {**part, "text": str(part.get("text") or "")}
         text = "".join(self._parts[other]["text"] for other in self._order[message])
-        if not text or text == self.text:
+        if not text or text == self._said.get(message):
             return []
-        self.text = text
-        return [self._event("token", content=text)]
+        self.text = self._said[message] = text
+        return [self._event("token", content=text, textId=message)]
 
     def _tool(self, part: Json) -> list[Json]:
         state = part.get("state") or {}
