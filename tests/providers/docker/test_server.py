@@ -73,9 +73,8 @@ async def test_an_isolated_session_has_no_more_than_the_container(box: AsyncSand
     apart = await box.create_session(id="apart")
     command = "grep -E '^Cap|NoNewPrivs|Seccomp:' /proc/self/status"
     assert (await apart.exec(command)).stdout == (await box.exec(command)).stdout
-    assert (await apart.exec("echo $SESSION_ISOLATED; ps -e -o comm= | sort -u | xargs")).stdout == (
-        "1\nbash ld.so ps sort xargs\n"
-    )
+    seen = await apart.exec("seen=$(ps -e -o comm=); echo $SESSION_ISOLATED $(printf '%s\\n' $seen | sort -u)")
+    assert seen.stdout == "1 bash ld.so ps\n"
 
 
 async def test_what_leaves_goes_through_the_door(box: AsyncSandbox) -> None:
@@ -122,6 +121,9 @@ async def test_a_container_that_is_gone_is_not_taken_for_an_empty_sandbox(
         engine._call("rm", name)
         with pytest.raises(FilesMissingError):
             await sandbox.exec("cat /workspace/file")
+        await sandbox.start(fresh=True)
+        anew = await sandbox.exec("pwd; ls")
+        assert (anew.stdout, anew.exit_code) == ("/workspace\n", 0)
         await sandbox.destroy()
 
 

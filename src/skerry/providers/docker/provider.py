@@ -255,7 +255,8 @@ class DockerProvider:
         machine.open_files = spec.limits.open_files
         try:
             self._door(spec.id).mkdir(exist_ok=True)
-            await self._containers.prepare(spec, self._describe)
+            if await self._containers.prepare(spec, self._describe):
+                self._locks.set_prepared(machine.lock, False)  # of one that somebody removed behind our back
             door = Door(self._door(spec.id))
             try:
                 await self._begin(machine, door)
@@ -438,7 +439,6 @@ class DockerProvider:
             raise
         try:
             await self._containers.exchange(id)
-            self._locks.set_prepared(lock, False)
         finally:
             os.close(lock)
 
