@@ -14,7 +14,13 @@ from functools import partial
 from importlib import import_module
 from typing import Literal
 
-from skerry.errors import ProviderAbsentError, ProviderNotConfiguredError, SkerryError
+from skerry.errors import (
+    ProviderAbsentError,
+    ProviderDeniedError,
+    ProviderNotConfiguredError,
+    ProviderUnreachableError,
+    SkerryError,
+)
 from skerry.providers.contract import Provider, elsewhere
 from skerry.providers.local.doctor import Finding
 from skerry.providers.several import SeveralProviders
@@ -59,6 +65,8 @@ class Availability:
     """Why not, in a sentence."""
     hint: str | None = None
     """What to do about it."""
+    passing: bool = False
+    """Whether that may well be otherwise a little later."""
 
 
 def availability(settings: Settings) -> dict[str, Availability]:
@@ -74,7 +82,8 @@ def _available(name: str, settings: Settings) -> Availability:
         if name != settings.provider and name in DOORLESS:
             raise ProviderNotConfiguredError(f"{name.capitalize()} can only be a server's own provider.")
     except SkerryError as error:
-        return Availability(False, error.message, error.hint)
+        had = name in (settings.provider, *settings.providers)
+        return Availability(False, error.message, error.hint, had and error.retryable)
     return Availability(True)
 
 
@@ -92,9 +101,9 @@ def _docker(settings: Settings) -> None:
         try:
             probe.connect(str(path))
         except PermissionError:
-            raise ProviderNotConfiguredError(f"This server may not use the Docker Engine's socket {path}.") from None
+            raise ProviderDeniedError(f"This server may not use the Docker Engine's socket {path}.") from None
         except OSError:
-            raise ProviderNotConfiguredError(f"No Docker Engine answers at {path}.", hint=START) from None
+            raise ProviderUnreachableError(f"No Docker Engine answers at {path}.", hint=START) from None
 
 
 def _cloudflare(settings: Settings) -> None:
@@ -134,7 +143,8 @@ def select_provider(
         if found is None:
             raise ProviderAbsentError(f"There is no provider {asked[:40]!r}.", hint=f"There are {', '.join(there)}.")
         if not found.available:
-            raise ProviderAbsentError(
+            kind = ProviderUnreachableError if found.passing else ProviderAbsentError
+            raise kind(
                 found.reason or f"Provider {asked} is not available.",
                 hint=found.hint or "GET /api/v2/agents/providers says which are.",
             )

@@ -248,6 +248,9 @@ class DockerProvider:
         if provider not in (None, "docker"):
             raise elsewhere(provider, ["docker"])
 
+    def place_of(self, id: str) -> str:
+        return "docker"
+
     async def start(self, spec: Spec, died: Callable[[str], Awaitable[None]]) -> DockerMachine:
         for wanted in spec.toolboxes:
             await self._toolboxes.ensure(wanted)
