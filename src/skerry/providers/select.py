@@ -9,7 +9,7 @@ import importlib.util
 import os
 import socket
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from importlib import import_module
 from typing import Literal
@@ -50,8 +50,18 @@ def create_provider(settings: Settings) -> Provider:
 
 
 def examine(settings: Settings) -> list[Finding]:
-    """Whether that provider can run sandboxes."""
-    found: list[Finding] = import_module(f"skerry.providers.{settings.provider}.doctor").examine(settings)
+    """Whether that provider can run sandboxes, and what is missing of those beside it, without which there is a server
+    all the same."""
+    found = _examined(settings.provider, settings)
+    for other in settings.providers:
+        if other != settings.provider:
+            beside = _examined(other, settings)
+            found += [replace(one, name=f"{other} {one.name}", fatal=False) for one in beside]
+    return found
+
+
+def _examined(name: str, settings: Settings) -> list[Finding]:
+    found: list[Finding] = import_module(f"skerry.providers.{name}.doctor").examine(settings)
     return found
 
 

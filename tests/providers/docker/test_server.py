@@ -150,13 +150,14 @@ def test_a_server_that_is_killed_is_followed_by_one_that_has_everything(
 
 
 def test_doctor_looks_at_the_engine(engine: Engine, settings: dict[str, object], tmp_path: Path) -> None:
-    def doctor(socket: str) -> tuple[int, dict[str, dict[str, object]]]:
+    def doctor(socket: str, **more: str) -> tuple[int, dict[str, dict[str, object]]]:
         env = {
             **os.environ,
             "SKERRY_PROVIDER": "docker",
             "SKERRY_DOCKER_SOCKET": socket,
             "SKERRY_DOCKER_IMAGE": str(settings["docker_image"]),
             "SKERRY_HOME": str(tmp_path),
+            **more,
         }
         line = [str(Path(sys.executable).with_name("skerry")), "doctor", "--json"]
         run = subprocess.run(line, env=env, capture_output=True, text=True, check=False)
@@ -171,6 +172,10 @@ def test_doctor_looks_at_the_engine(engine: Engine, settings: dict[str, object],
     assert (code, found["engine"]["ok"]) == (1, False)
     code, found = doctor("tcp://127.0.0.1:2375")
     assert (code, found["settings"]["ok"]) == (1, False)
+    # Beside another, which does not need it.
+    beside = {"SKERRY_PROVIDER": "local", "SKERRY_PROVIDERS": "docker"}
+    code, found = doctor(str(tmp_path / "nothing"), **beside)
+    assert (code, found["docker engine"]["ok"], found["docker engine"]["fatal"]) == (0, False, False)
 
 
 async def test_a_whole_machine_is_backed_up_and_brought_back(server: ServerProcess) -> None:
