@@ -103,6 +103,9 @@ def test_a_server_has_the_provider_it_is_set_to_and_those_beside_it(tmp_path: Pa
         assert type(create_provider(Settings(home=tmp_path, provider=name))) is kind  # type: ignore[arg-type]
     assert type(create_provider(Settings(home=tmp_path, providers=("docker", "local")))) is SeveralProviders
     assert type(create_provider(Settings(home=tmp_path, providers=("local",)))) is LocalProvider
+    for doorless in ("cloudflare", "modal"):
+        with pytest.raises(ProviderNotConfiguredError, match="has no doors"):
+            create_provider(Settings(home=tmp_path, provider=doorless, providers=("docker",)))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("name", ["SKERRY_PROVIDER", "SANDBOX_BACKEND", "DEFAULT_SANDBOX_PROVIDER"])

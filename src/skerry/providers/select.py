@@ -29,7 +29,7 @@ from skerry.settings import Settings
 UseCase = Literal["development", "quick-task", "batch", "multi-agent"]
 
 DOORLESS = ("cloudflare", "modal")
-"""Those whose sandboxes have no door of ours, and so cannot be had beside others."""
+"""Those whose sandboxes have no door of ours, and so cannot be had beside others, nor others beside them."""
 _CLASSES = {
     "local": "LocalProvider",
     "docker": "DockerProvider",
@@ -46,6 +46,11 @@ def _make(name: str, settings: Settings) -> Provider:
 def create_provider(settings: Settings) -> Provider:
     usual = _make(settings.provider, settings)
     others = {name: partial(_make, name, settings) for name in settings.providers if name != settings.provider}
+    if others and settings.provider in DOORLESS:
+        raise ProviderNotConfiguredError(
+            f"A server whose own provider is {settings.provider} has no doors, so it has no other providers.",
+            hint="Leave SKERRY_PROVIDERS out, or use a server for each.",
+        )
     return SeveralProviders(settings.home, settings.provider, usual, others) if others else usual
 
 
