@@ -1,4 +1,4 @@
-"""Coding sessions in containers at real work: a repository, a pull request, and OpenCode."""
+"""Coding sessions in containers at real work: a repository that is fetched, pushed to, and asked for a pull request."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.agents.conftest import model, scripted  # noqa: F401 - fixtures
 from tests.agents.sessions.conftest import Desk, desk_of
 from tests.agents.sessions.forge import Forge
 from tests.agents.sessions.test_push import (  # noqa: F401 - the same, and its fixtures
@@ -21,7 +20,6 @@ from tests.agents.sessions.test_push import (  # noqa: F401 - the same, and its 
     test_a_pull_request_is_pushed_from_inside_and_opened_from_outside,
     test_after_a_restore_the_work_is_fetched_for_but_not_moved,
     test_no_token_is_inside,
-    test_the_agent_opens_a_pull_request_with_a_tool_of_its_own,
     test_the_second_session_with_a_repository_finds_it_there,
     test_who_watches_sees_the_repository_fetched_and_the_agent_started,
 )
