@@ -748,6 +748,10 @@ class ProviderError(SkerryError):
 class ProviderNotConfiguredError(ProviderError):
     code, status = "provider_not_configured", 503
 
+    @property
+    def retryable(self) -> bool:
+        return False  # until somebody configures it
+
 
 class ProviderAbsentError(ProviderNotConfiguredError):
     """A request asks for a provider that this server does not have."""
@@ -759,6 +763,10 @@ class ProviderDeniedError(ProviderError):
     """The provider does not take this server's token."""
 
     code = "provider_denied"
+
+    @property
+    def retryable(self) -> bool:
+        return False  # until somebody gives it another
 
 
 class ProviderBusyError(ProviderError):

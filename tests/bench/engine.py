@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import secrets
 import shutil
 import signal
 import subprocess
@@ -32,7 +33,7 @@ class Engine:
         self._place = scratch / "docker"
         self._remapped = remapped
         self._tarball = tarball or _image
-        self._cgroup = f"skerry-bench-{os.getpid()}"
+        self._cgroup = f"skerry-bench-{secrets.token_hex(6)}"  # there may be two engines, and each clears up its own
         self._process: subprocess.Popen[bytes] | None = None
         self._docker = shutil.which("docker")
         kept = {name: value for name, value in os.environ.items() if not name.startswith("DOCKER_")}

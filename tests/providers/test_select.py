@@ -8,7 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from skerry.errors import ProviderNotConfiguredError
+from skerry.errors import (
+    ProviderAbsentError,
+    ProviderBusyError,
+    ProviderDeniedError,
+    ProviderNotConfiguredError,
+    ProviderUnreachableError,
+    SkerryError,
+    UnsupportedError,
+)
 from skerry.providers.cloudflare.provider import CloudflareProvider
 from skerry.providers.docker.provider import DockerProvider
 from skerry.providers.local.provider import LocalProvider
@@ -61,6 +69,29 @@ def test_what_is_asked_for_and_not_there_is_an_error_and_never_another_place(ask
         select_provider("local", OWN, asked)
 
 
+def test_one_that_is_away_just_now_can_be_asked_for_again() -> None:
+    with pytest.raises(ProviderUnreachableError, match="It is away") as away:
+        select_provider("local", {**OWN, "docker": Availability(False, "It is away.", passing=True)}, "docker")
+    with pytest.raises(ProviderAbsentError) as absent:
+        select_provider("local", OWN, "docker")
+    assert (away.value.retryable, absent.value.retryable) == (True, False)
+
+
+@pytest.mark.parametrize(
+    ("kind", "passes"),
+    [
+        (ProviderUnreachableError, True),
+        (ProviderBusyError, True),
+        (ProviderDeniedError, False),
+        (ProviderNotConfiguredError, False),
+        (ProviderAbsentError, False),
+        (UnsupportedError, False),
+    ],
+)
+def test_what_passes_by_itself_is_told_from_what_does_not(kind: type[SkerryError], passes: bool) -> None:
+    assert kind("x").retryable is passes
+
+
 def test_a_server_has_the_provider_it_is_set_to_and_those_beside_it(tmp_path: Path) -> None:
     kinds = {
         "local": LocalProvider,
@@ -72,6 +103,9 @@ def test_a_server_has_the_provider_it_is_set_to_and_those_beside_it(tmp_path: Pa
         assert type(create_provider(Settings(home=tmp_path, provider=name))) is kind  # type: ignore[arg-type]
     assert type(create_provider(Settings(home=tmp_path, providers=("docker", "local")))) is SeveralProviders
     assert type(create_provider(Settings(home=tmp_path, providers=("local",)))) is LocalProvider
+    for doorless in ("cloudflare", "modal"):
+        with pytest.raises(ProviderNotConfiguredError, match="has no doors"):
+            create_provider(Settings(home=tmp_path, provider=doorless, providers=("docker",)))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("name", ["SKERRY_PROVIDER", "SANDBOX_BACKEND", "DEFAULT_SANDBOX_PROVIDER"])
@@ -105,5 +139,8 @@ def test_availability_says_why_not(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         engine.listen()
         assert found()["docker"] == "This server has no provider 'docker'."
         assert found(providers=("docker",))["docker"] is None
+    for settings, passing in (({"providers": ("docker",)}, True), ({"provider": "docker"}, True), ({}, False)):
+        away = availability(Settings(home=tmp_path, docker_socket=str(tmp_path / "gone"), **settings))["docker"]  # type: ignore[arg-type]
+        assert (away.available, away.passing) == (False, passing)
     remote = availability(Settings(home=tmp_path, docker_socket="tcp://10.0.0.1:2375"))["docker"]
     assert "must be on this machine" in (remote.reason or "")

@@ -24,10 +24,12 @@ def providers(registry: Registry) -> dict[str, ProviderAvailability]:
 
 
 def provider_for(registry: Registry, asked: str | None, use_case: UseCase | None = None) -> str:
-    """Where a task runs; raises ``ProviderNotConfiguredError`` if it cannot be where it was asked to."""
+    """Where a task runs; raises ``ProviderAbsentError`` if it cannot be where it was asked to, and
+    ``ProviderUnreachableError`` if it cannot be there now."""
     return select_provider(registry.provider.capabilities().name, _found(registry), asked, use_case)
 
 
 def _found(registry: Registry) -> dict[str, Availability]:
-    # The one that the server runs on is there, whatever else may be said of it.
-    return {**availability(registry.settings), registry.provider.capabilities().name: Availability(True)}
+    found, own = availability(registry.settings), registry.provider.capabilities().name
+    # The one that the server runs on was there when it started, whatever its settings are; it may have gone since.
+    return found if own in found and found[own].passing else {**found, own: Availability(True)}

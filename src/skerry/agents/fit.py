@@ -8,9 +8,11 @@ from skerry.errors import ConflictError
 from skerry.models import CreateSandbox, EgressInfo, EgressPolicy, SandboxInfo, shown_id
 
 
-def check_fit(asked: CreateSandbox, info: SandboxInfo, egress: EgressInfo) -> None:
-    """Raises ``ConflictError``."""
+def check_fit(asked: CreateSandbox, info: SandboxInfo, egress: EgressInfo, provider: str | None = None) -> None:
+    """``provider`` is the one that was asked for by name. Raises ``ConflictError``."""
     given, odd = asked.model_fields_set, list[str]()
+    if provider not in (None, info.provider):
+        odd.append("provider")
     if "image" in given and asked.image != info.image:
         odd.append("image")
     if any(info.env.get(name) != value for name, value in asked.env.items()):

@@ -166,7 +166,8 @@ class Tasks:
         if not row.made_sandbox:
             with suppress(SandboxNotFoundError):
                 found = await self._registry.get(work.sandbox)
-                check_fit(work.sandbox_request(), found, await self._registry.egress(work.sandbox))
+                check_fit(work.sandbox_request(), found, await self._registry.egress(work.sandbox), request.provider)
+                row.provider = found.provider
         await self._rows.insert(row)
         if row.made_sandbox:
             # Here, where quotas and what cannot be are answered with an error and not with a task that failed.

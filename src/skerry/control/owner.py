@@ -136,7 +136,7 @@ class Owner:
         return self._machine
 
     def info(self) -> SandboxInfo:
-        return describe(self.row, self._limits, self)
+        return describe(self.row, self._limits, self._provider, self)
 
     # -- use -----------------------------------------------------------------------------------------------------------
 
@@ -587,13 +587,14 @@ class _Records:
         await self._store.delete_context(self._sandbox, id)
 
 
-def describe(row: SandboxRow, limits: SandboxLimits, owner: Owner | None = None) -> SandboxInfo:
+def describe(row: SandboxRow, limits: SandboxLimits, provider: Provider, owner: Owner | None = None) -> SandboxInfo:
     started_with = None if owner is None or not owner.running else owner.started_with
     info = SandboxInfo(
         id=row.id,
         owner=row.owner,
         state=row.state,
         image=row.image,
+        provider=provider.place_of(row.id),
         env=row.env,
         labels=row.labels,
         limits=limits.info(row.limits, started_with),

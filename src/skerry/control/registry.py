@@ -358,7 +358,7 @@ class Registry:
         row = await self._store.get_sandbox(id)
         if row is None:
             raise SandboxNotFoundError(f"There is no sandbox {id!r}.", hint="The first command in it makes it.")
-        return describe(row, self._limits)
+        return describe(row, self._limits, self.provider)
 
     async def list(
         self,
@@ -388,7 +388,7 @@ class Registry:
         rows = rows[:limit]
         last = rows[-1].id if more else None
         return SandboxList(
-            sandboxes=[describe(row, self._limits, self._owners.get(row.id)) for row in rows],
+            sandboxes=[describe(row, self._limits, self.provider, self._owners.get(row.id)) for row in rows],
             next_cursor=last if last is None or everyone else shown_id(last),
         )
 

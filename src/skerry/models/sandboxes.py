@@ -101,6 +101,7 @@ class SandboxInfo(Result):
     owner: str = "local"
     state: State
     image: str
+    provider: str = Field("local", description="Where it lives, of the providers that the server has.")
     env: EnvVars = Field(default_factory=dict)
     labels: Labels = Field(default_factory=dict)
     limits: LimitsInfo = Field(default_factory=LimitsInfo)

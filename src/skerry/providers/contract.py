@@ -155,6 +155,10 @@ class Provider(Protocol):
         """
         ...
 
+    def place_of(self, id: str) -> str:
+        """The name of the provider that a machine is on."""
+        ...
+
     async def start(self, spec: Spec, died: Callable[[str], Awaitable[None]]) -> Machine:
         """Start a machine over its own files, making them on first use. ``died(reason)`` is called once if it ends
         without having been stopped."""

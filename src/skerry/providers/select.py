@@ -9,12 +9,18 @@ import importlib.util
 import os
 import socket
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from importlib import import_module
 from typing import Literal
 
-from skerry.errors import ProviderAbsentError, ProviderNotConfiguredError, SkerryError
+from skerry.errors import (
+    ProviderAbsentError,
+    ProviderDeniedError,
+    ProviderNotConfiguredError,
+    ProviderUnreachableError,
+    SkerryError,
+)
 from skerry.providers.contract import Provider, elsewhere
 from skerry.providers.local.doctor import Finding
 from skerry.providers.several import SeveralProviders
@@ -23,7 +29,7 @@ from skerry.settings import Settings
 UseCase = Literal["development", "quick-task", "batch", "multi-agent"]
 
 DOORLESS = ("cloudflare", "modal")
-"""Those whose sandboxes have no door of ours, and so cannot be had beside others."""
+"""Those whose sandboxes have no door of ours, and so cannot be had beside others, nor others beside them."""
 _CLASSES = {
     "local": "LocalProvider",
     "docker": "DockerProvider",
@@ -40,12 +46,27 @@ def _make(name: str, settings: Settings) -> Provider:
 def create_provider(settings: Settings) -> Provider:
     usual = _make(settings.provider, settings)
     others = {name: partial(_make, name, settings) for name in settings.providers if name != settings.provider}
+    if others and settings.provider in DOORLESS:
+        raise ProviderNotConfiguredError(
+            f"A server whose own provider is {settings.provider} has no doors, so it has no other providers.",
+            hint="Leave SKERRY_PROVIDERS out, or use a server for each.",
+        )
     return SeveralProviders(settings.home, settings.provider, usual, others) if others else usual
 
 
 def examine(settings: Settings) -> list[Finding]:
-    """Whether that provider can run sandboxes."""
-    found: list[Finding] = import_module(f"skerry.providers.{settings.provider}.doctor").examine(settings)
+    """Whether that provider can run sandboxes, and what is missing of those beside it, without which there is a server
+    all the same."""
+    found = _examined(settings.provider, settings)
+    for other in settings.providers:
+        if other != settings.provider:
+            beside = _examined(other, settings)
+            found += [replace(one, name=f"{other} {one.name}", fatal=False) for one in beside]
+    return found
+
+
+def _examined(name: str, settings: Settings) -> list[Finding]:
+    found: list[Finding] = import_module(f"skerry.providers.{name}.doctor").examine(settings)
     return found
 
 
@@ -59,6 +80,8 @@ class Availability:
     """Why not, in a sentence."""
     hint: str | None = None
     """What to do about it."""
+    passing: bool = False
+    """Whether that may well be otherwise a little later."""
 
 
 def availability(settings: Settings) -> dict[str, Availability]:
@@ -74,7 +97,8 @@ def _available(name: str, settings: Settings) -> Availability:
         if name != settings.provider and name in DOORLESS:
             raise ProviderNotConfiguredError(f"{name.capitalize()} can only be a server's own provider.")
     except SkerryError as error:
-        return Availability(False, error.message, error.hint)
+        had = name in (settings.provider, *settings.providers)
+        return Availability(False, error.message, error.hint, had and error.retryable)
     return Availability(True)
 
 
@@ -92,9 +116,9 @@ def _docker(settings: Settings) -> None:
         try:
             probe.connect(str(path))
         except PermissionError:
-            raise ProviderNotConfiguredError(f"This server may not use the Docker Engine's socket {path}.") from None
+            raise ProviderDeniedError(f"This server may not use the Docker Engine's socket {path}.") from None
         except OSError:
-            raise ProviderNotConfiguredError(f"No Docker Engine answers at {path}.", hint=START) from None
+            raise ProviderUnreachableError(f"No Docker Engine answers at {path}.", hint=START) from None
 
 
 def _cloudflare(settings: Settings) -> None:
@@ -134,7 +158,8 @@ def select_provider(
         if found is None:
             raise ProviderAbsentError(f"There is no provider {asked[:40]!r}.", hint=f"There are {', '.join(there)}.")
         if not found.available:
-            raise ProviderAbsentError(
+            kind = ProviderUnreachableError if found.passing else ProviderAbsentError
+            raise kind(
                 found.reason or f"Provider {asked} is not available.",
                 hint=found.hint or "GET /api/v2/agents/providers says which are.",
             )

@@ -101,6 +101,9 @@ class SeveralProviders:
             )
         self._sandboxes.keep(id, provider)
 
+    def place_of(self, id: str) -> str:
+        return self._sandboxes.find(id) or self._name
+
     async def _provider(self, name: str) -> Provider:
         if name not in self._others:
             raise elsewhere(name, self._names())

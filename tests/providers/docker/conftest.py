@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import itertools
 import os
 import shutil
@@ -17,7 +18,7 @@ import pytest
 from skerry.models import Limits
 from skerry.portal.contract import Portal
 from skerry.providers.contract import Spec
-from skerry.providers.docker.base import PACKAGES, bootstrapped
+from skerry.providers.docker.base import PACKAGES, bootstrapped, recipe
 from skerry.providers.docker.machine import DockerMachine
 from skerry.providers.docker.provider import DockerProvider
 from skerry.runtime.runtime import Runtime
@@ -61,7 +62,7 @@ def in_memory(size: str = "3g") -> Iterator[Path]:
 
 def base_tarball() -> Path:
     """What `skerry image build-docker` makes an image of, made once and kept."""
-    tarball = cache() / f"base-{'-'.join(PACKAGES)}.tar"
+    tarball = cache() / f"base-{hashlib.sha256(repr(recipe(PACKAGES)).encode()).hexdigest()[:16]}.tar"
     if not tarball.exists():
         fresh = tarball.with_name(f"{os.getpid()}.tar")
         asyncio.run(_bootstrap(fresh))

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from skerry.egress.environment import BUNDLE
 from skerry.errors import (
     HostUnfitError,
     ImageNotFoundError,
@@ -24,7 +25,7 @@ from skerry.errors import (
     ProviderUnreachableError,
 )
 from skerry.providers.contract import Spec
-from skerry.providers.docker.base import build
+from skerry.providers.docker.base import SYSTEM_LIST, build
 from skerry.providers.docker.engine import Engine, socket_path
 from skerry.providers.docker.provider import DockerProvider
 from skerry.settings import Settings
@@ -176,6 +177,8 @@ async def test_an_image_is_built_of_what_the_machine_has(
         shadow = await machine.portal.open("/etc/shadow", os.O_RDONLY)
         assert os.read(shadow, 1000).startswith(b"root:*:")
         os.close(shadow)
+        listed = await machine.portal.stat(SYSTEM_LIST, follow=False)
+        assert listed.target == BUNDLE  # so that all programs trust the door
         await machine.stop()
         await provider.forget("built")
         await provider.close()

@@ -8,7 +8,7 @@ import os
 import shutil
 import tarfile
 import tempfile
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Literal
@@ -16,7 +16,7 @@ from typing import Any, Literal
 import httpx
 import pytest
 
-from skerry.errors import ProviderUnreachableError, SandboxLostError, SkerryError
+from skerry.errors import NoSpaceError, ProviderUnreachableError, SandboxLostError, SkerryError
 from skerry.models import CreateSession, ExecRequest, Limits
 from skerry.providers.contract import Spec
 from skerry.providers.docker.machine import DockerMachine
@@ -241,64 +241,121 @@ async def test_an_engine_that_hangs_is_not_waited_for_even_by_those_with_patienc
         await provider.forget(id)
 
 
-async def test_an_engine_that_is_killed_and_comes_back_has_everything(tmp_path: Path) -> None:
-    """A real one, in the middle of a command. It ends what it finds running, and the sandbox is started again.
-
-    And one that gives containers ids of their own, which changes nothing for who uses them.
-    """
+@pytest.fixture(scope="module")
+def own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
+    """An engine for these tests alone, with a small disk; it gives containers ids of their own, which changes nothing
+    for who uses them."""
 
     def nothing() -> Path:
-        with tarfile.open(tmp_path / "empty.tar", "w") as archive:
+        tarball: Path = tmp_path_factory.mktemp("empty") / "empty.tar"
+        with tarfile.open(tarball, "w") as archive:
             entry = tarfile.TarInfo("./run")
             entry.type, entry.mode = tarfile.DIRTYPE, 0o755
             archive.addfile(entry)
-        return tmp_path / "empty.tar"
+        return tarball
 
     with in_memory("256m") as place:
         engine = Engine(place, nothing, remapped=True)
         try:
             engine.start()
-            home = tmp_path / "home"
-            settings = Settings(
-                home=home, provider="docker", docker_socket=str(engine.socket), docker_image="skerry-bench"
-            )
-            provider = DockerProvider(settings)
-            await provider.open()
-            can = provider.capabilities()
-            assert (can.details["users"], can.isolation, can.mounts) == ("remapped", True, True)
-            ended: asyncio.Queue[str] = asyncio.Queue()
-            machine = await provider.start(Spec(id="box", image="host"), ended.put)
-            fd = await machine.portal.open("/workspace/file", os.O_WRONLY | os.O_CREAT)
-            os.write(fd, b"kept")
-            os.close(fd)
-            python = [*machine.portal.python, "-c", "import time; time.sleep(600)"]
-            child = await machine.portal.spawn(python, env={}, cwd="/", stdio=[])
-            waiting = asyncio.create_task(child.wait())
-            apart = await machine.isolate()
-            inside = [
-                *machine.portal.python,
-                "-c",
-                "import sys; sys.exit(open('/proc/self/uid_map').read().split()[1] != '1800000000')",
-            ]
-            assert await (await apart.spawn(inside, env={}, cwd="/", stdio=[])).wait() == 0
-            os.close(await machine.mount("/workspace/bucket", False))
-            await machine.unmount("/workspace/bucket")
-            await asyncio.to_thread(engine.kill)
-            with pytest.raises(ProviderUnreachableError):
-                await provider.snapshot("box", "first", machine)
-            assert not waiting.done()
-            await asyncio.to_thread(engine.restart)
-            async with asyncio.timeout(30):
-                with pytest.raises(SandboxLostError):
-                    await waiting
-                assert await ended.get() == "its init was killed"
-                machine = await provider.start(Spec(id="box", image="host"), nobody)
-            fd = await machine.portal.open("/workspace/file", os.O_RDONLY)
-            assert os.read(fd, 10) == b"kept"
-            os.close(fd)
-            await machine.stop()
-            await provider.forget("box")
-            await provider.close()
-            assert left(engine, provider, home) == ([], [], [], [])
+            yield engine
         finally:
             engine.stop()
+
+
+@pytest.fixture
+async def apart(own: Engine, tmp_path: Path) -> AsyncIterator[DockerProvider]:
+    settings = Settings(home=tmp_path, provider="docker", docker_socket=str(own.socket), docker_image="skerry-bench")
+    provider = DockerProvider(settings)
+    await provider.open()
+    yield provider
+    await provider.close()
+    assert left(own, provider, tmp_path) == ([], [], [], [])
+
+
+async def write(machine: DockerMachine, content: bytes) -> None:
+    fd = await machine.portal.open("/workspace/file", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    try:
+        os.write(fd, content)
+    finally:
+        os.close(fd)
+
+
+def fill(fd: int) -> None:
+    while True:
+        os.write(fd, bytes(1 << 20))
+
+
+async def read(machine: DockerMachine) -> bytes:
+    fd = await machine.portal.open("/workspace/file", os.O_RDONLY)
+    try:
+        return os.read(fd, 100)
+    finally:
+        os.close(fd)
+
+
+async def test_an_engine_that_is_killed_and_comes_back_has_everything(own: Engine, apart: DockerProvider) -> None:
+    """A real one, in the middle of a command. It ends what it finds running, and the sandbox is started again."""
+    can = apart.capabilities()
+    assert (can.details["users"], can.isolation, can.mounts) == ("remapped", True, True)
+    ended: asyncio.Queue[str] = asyncio.Queue()
+    machine = await apart.start(Spec(id="box", image="host"), ended.put)
+    await write(machine, b"kept")
+    python = [*machine.portal.python, "-c", "import time; time.sleep(600)"]
+    child = await machine.portal.spawn(python, env={}, cwd="/", stdio=[])
+    waiting = asyncio.create_task(child.wait())
+    entered = await machine.isolate()
+    inside = [
+        *machine.portal.python,
+        "-c",
+        "import sys; sys.exit(open('/proc/self/uid_map').read().split()[1] != '1800000000')",
+    ]
+    assert await (await entered.spawn(inside, env={}, cwd="/", stdio=[])).wait() == 0
+    os.close(await machine.mount("/workspace/bucket", False))
+    await machine.unmount("/workspace/bucket")
+    await asyncio.to_thread(own.kill)
+    with pytest.raises(ProviderUnreachableError):
+        await apart.snapshot("box", "first", machine)
+    assert not waiting.done()
+    await asyncio.to_thread(own.restart)
+    async with asyncio.timeout(30):
+        with pytest.raises(SandboxLostError):
+            await waiting
+        assert await ended.get() == "its init was killed"
+        machine = await apart.start(Spec(id="box", image="host"), nobody)
+    assert await read(machine) == b"kept"
+    await machine.stop()
+    await apart.forget("box")
+
+
+async def test_a_full_disk_of_the_engines_is_told_as_that_and_loses_nothing(own: Engine, apart: DockerProvider) -> None:
+    machine = await apart.start(Spec(id="box", image="host"), nobody)
+    resting = await apart.start(Spec(id="resting", image="host"), nobody)
+    await write(resting, b"kept")
+    await resting.stop()
+    await write(machine, b"kept")
+    big = await machine.portal.open("/workspace/big", os.O_WRONLY | os.O_CREAT)
+    with pytest.raises(OSError, match="No space left"):
+        fill(big)
+    os.close(big)
+    assert apart.full()
+    for work in (
+        lambda: apart.snapshot("box", "first", machine),
+        lambda: apart.start(Spec(id="resting", image="host"), nobody),
+        lambda: apart.start(Spec(id="other", image="host"), nobody),
+    ):
+        with pytest.raises(NoSpaceError, match="Docker Engine's files is full"):
+            await work()  # type: ignore[no-untyped-call]
+    await machine.freeze()  # which takes no room
+    await machine.thaw()
+    assert await read(machine) == b"kept"
+    await machine.portal.unlink("/workspace/big")
+    assert not apart.full()
+    await apart.snapshot("box", "first", machine)
+    resting = await apart.start(Spec(id="resting", image="host"), nobody)
+    assert await read(resting) == b"kept"
+    for one in (machine, resting):
+        await one.stop()
+    for id in ("box", "resting", "other"):
+        await apart.forget(id)
+    await apart.remove_snapshot("first")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import tarfile
 from collections.abc import AsyncIterator
 from io import BytesIO
@@ -31,6 +32,14 @@ def test_there_is_one_for_each_kind_of_work_and_larger_ones_hold_the_smaller() -
     assert {*packages_of("go"), *packages_of("rust")} < {*packages_of("polyglot")}
     with pytest.raises(InvalidRequestError, match="no flavor 'cobol'"):
         packages_of("cobol")
+
+
+def test_this_distribution_has_all_that_they_are_made_of() -> None:
+    """What takes minutes is left out: that packages are fetched and unpacked."""
+    simulated = base.recipe((*base.PACKAGES, *packages_of("polyglot")))
+    line = ["mmdebstrap", "--simulate", *simulated, "--format=tar", base.release(), "-"]
+    done = subprocess.run(line, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The real OpenCode in a container: the same task as on this machine, from the clone to the diff."""
+"""The real OpenCode in a container: the same task and team as on this machine, from the clone to the diff."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ from tests.agents.tasks.test_opencode_tasks import (  # noqa: F401 - the same, a
     repository,
     script,
     test_a_task_clones_edits_tests_and_brings_back_the_diff,
+    test_a_team_of_three_costs_one_clone_and_one_that_fails_fails_alone,
     workforce,
 )
 
@@ -64,7 +65,7 @@ def test_the_same_from_the_command_line(
     assert done.returncode == 0, err
     assert out.startswith("The sum was a difference; it passes now.\ndiff --git a/adding.py b/adding.py\n")
     assert "-    return a - b\n+    return a + b\n" in out
-    assert "▸ bash: python3 test_adding.py" in err
+    assert "▸ bash: python3 -B test_adding.py" in err
     assert "completed" in err
     assert "1 file changed (+1 -1)" in err
     assert KEY not in out + err

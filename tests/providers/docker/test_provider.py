@@ -19,7 +19,6 @@ from skerry.errors import (
     ImageExistsError,
     ImageNotFoundError,
     LimitTooLowError,
-    SandboxBusyError,
     SandboxExistsError,
     SandboxLostError,
     SnapshotNotFoundError,
@@ -200,15 +199,6 @@ async def test_its_processes_have_time_to_end(provider: DockerProvider, id: str)
         await machine.stop(grace=5.0)
     async with started(provider, id) as (_, say):
         assert await say("cat /workspace/said") == "bye\n"
-
-
-async def test_one_that_runs_is_nobody_elses(provider: DockerProvider, id: str) -> None:
-    async with started(provider, id):
-        with pytest.raises(SandboxBusyError):
-            await provider.require_idle(id)
-        with pytest.raises(SandboxBusyError):
-            await provider.start(Spec(id=id, image="host"), nobody)
-    await provider.require_idle(id)
 
 
 async def test_one_that_was_started_in_advance_takes_another_name(provider: DockerProvider, id: str) -> None:

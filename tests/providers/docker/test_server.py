@@ -74,9 +74,8 @@ async def test_an_isolated_session_has_no_more_than_the_container(box: AsyncSand
     apart = await box.create_session(id="apart")
     command = "grep -E '^Cap|NoNewPrivs|Seccomp:' /proc/self/status"
     assert (await apart.exec(command)).stdout == (await box.exec(command)).stdout
-    assert (await apart.exec("echo $SESSION_ISOLATED; ps -e -o comm= | sort -u | xargs")).stdout == (
-        "1\nbash ld.so ps sort xargs\n"
-    )
+    seen = await apart.exec("seen=$(ps -e -o comm=); echo $SESSION_ISOLATED $(printf '%s\\n' $seen | sort -u)")
+    assert seen.stdout == "1 bash ld.so ps\n"
 
 
 async def test_what_leaves_goes_through_the_door(box: AsyncSandbox) -> None:
@@ -123,6 +122,9 @@ async def test_a_container_that_is_gone_is_not_taken_for_an_empty_sandbox(
         engine._call("rm", name)
         with pytest.raises(FilesMissingError):
             await sandbox.exec("cat /workspace/file")
+        await sandbox.start(fresh=True)
+        anew = await sandbox.exec("pwd; ls")
+        assert (anew.stdout, anew.exit_code) == ("/workspace\n", 0)
         await sandbox.destroy()
 
 
@@ -149,13 +151,14 @@ def test_a_server_that_is_killed_is_followed_by_one_that_has_everything(
 
 
 def test_doctor_looks_at_the_engine(engine: Engine, settings: dict[str, object], tmp_path: Path) -> None:
-    def doctor(socket: str) -> tuple[int, dict[str, dict[str, object]]]:
+    def doctor(socket: str, **more: str) -> tuple[int, dict[str, dict[str, object]]]:
         env = {
             **os.environ,
             "SKERRY_PROVIDER": "docker",
             "SKERRY_DOCKER_SOCKET": socket,
             "SKERRY_DOCKER_IMAGE": str(settings["docker_image"]),
             "SKERRY_HOME": str(tmp_path),
+            **more,
         }
         line = [str(Path(sys.executable).with_name("skerry")), "doctor", "--json"]
         run = subprocess.run(line, env=env, capture_output=True, text=True, check=False)
@@ -170,6 +173,10 @@ def test_doctor_looks_at_the_engine(engine: Engine, settings: dict[str, object],
     assert (code, found["engine"]["ok"]) == (1, False)
     code, found = doctor("tcp://127.0.0.1:2375")
     assert (code, found["settings"]["ok"]) == (1, False)
+    # Beside another, which does not need it.
+    beside = {"SKERRY_PROVIDER": "local", "SKERRY_PROVIDERS": "docker"}
+    code, found = doctor(str(tmp_path / "nothing"), **beside)
+    assert (code, found["docker engine"]["ok"], found["docker engine"]["fatal"]) == (0, False, False)
 
 
 async def test_a_whole_machine_is_backed_up_and_brought_back(server: ServerProcess) -> None:

@@ -38,6 +38,7 @@ async def test_a_sandbox_lives_where_it_was_asked_for_with_its_snapshots_and_for
         assert (await there.exec(f"{seen}; echo one > /workspace/file")).stdout == "container\n"
         snapshot = await there.snapshot()
         [fork] = await there.fork(ids=["there-too"])
+        assert [(await one.info()).provider for one in (here, there, fork)] == ["local", "docker", "docker"]
         assert (await fork.exec(f"{seen}; cat /workspace/file")).stdout == "container\none\n"
         await there.exec("echo two > /workspace/file")
         await there.rollback(snapshot)

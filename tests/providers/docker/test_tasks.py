@@ -9,13 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from skerry.agents.availability import providers
+from skerry.agents.availability import provider_for, providers
 from skerry.agents.task_models import CreateTask, CreateTeam
 from skerry.agents.tasks import Tasks
 from skerry.agents.teams import Teams
 from skerry.control.open import open_registry
 from skerry.control.registry import Registry
-from skerry.errors import ProviderNotConfiguredError
+from skerry.errors import ConflictError, ProviderNotConfiguredError, ProviderUnreachableError
+from skerry.models import CreateSandbox
 from skerry.settings import Settings
 from tests.agents.tasks.scripted import ScriptedAgent, script
 
@@ -52,6 +53,25 @@ async def test_a_task_runs_where_it_was_asked_to(registry: Registry, tasks: Task
         assert [file.path for file in task.diff.files] == [written]
     with pytest.raises(ProviderNotConfiguredError, match="Cloudflare worker URL not configured"):
         await tasks.create(CreateTask.model_validate({"message": "[]", "agent": "scripted", "provider": "cloudflare"}))
+
+
+async def test_a_task_in_a_sandbox_that_is_there_runs_where_that_is(registry: Registry, tasks: Tasks) -> None:
+    for id, place, other in (("there", "docker", "local"), ("here", "local", "docker")):
+        await registry.create(CreateSandbox(id=id, provider=place))
+        request = {"message": script(SEEN), "agent": "scripted", "sandboxId": id}
+        with pytest.raises(ConflictError, match="not with this: provider"):
+            await tasks.create(CreateTask.model_validate({**request, "provider": other}))
+        task = await tasks.wait((await tasks.create(CreateTask.model_validate(request))).id)
+        assert (task.status, task.provider) == ("completed", place)
+        await registry.destroy(id)
+
+
+async def test_what_is_said_of_an_engine_that_has_gone(registry: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
+    away = registry.settings.model_copy(update={"docker_socket": "/nowhere/docker.sock"})
+    monkeypatch.setattr(registry, "settings", away)
+    assert providers(registry)["docker"].reason == "No Docker Engine answers at /nowhere/docker.sock."
+    with pytest.raises(ProviderUnreachableError):
+        provider_for(registry, "docker")
 
 
 async def test_a_team_of_containers_costs_one_preparation(registry: Registry, tasks: Tasks) -> None:

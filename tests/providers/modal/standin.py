@@ -1,17 +1,23 @@
 """Stands in for the package ``modal``: the calls that Skerry makes to it, over sandboxes of this machine.
 
-There is no Modal where the tests run. What is here has the names, arguments and manners of modal 1.x (``.aio`` forms,
-streams that are iterated, errors by class), and no more than Skerry uses.
+There is no Modal where the tests run, but the package is: what is here has its errors, takes no call that it would not
+take, and has no more than Skerry uses.
 """
 
 from __future__ import annotations
 
 import asyncio
+import inspect
 import os
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable
 from types import SimpleNamespace
 from typing import Any
+
+import modal
+from modal import exception
+from modal.container_process import ContainerProcess
+from modal.io_streams import StreamWriter
 
 from skerry.providers.contract import Spec
 from skerry.providers.local.machine import LocalMachine
@@ -21,37 +27,31 @@ from skerry.runtime.output import pipe, read_some, write_all
 from tests.machines import nobody
 
 
-class Error(Exception): ...
-
-
-class TimeoutError(Error): ...
-
-
-_NAMES = ("AuthError", "NotFoundError", "ResourceExhaustedError", "SandboxTerminatedError", "ConnectionError")
-exception = SimpleNamespace(
-    Error=Error,
-    TimeoutError=TimeoutError,
-    SandboxTimeoutError=type("SandboxTimeoutError", (TimeoutError,), {}),
-    **{name: type(name, (Error,), {}) for name in _NAMES},
-)
-
-
-def both(function: Callable[..., Awaitable[Any]]) -> Any:
-    """As the package's functions are: called they would block, and ``aio`` is their asynchronous form."""
+def both(function: Callable[..., Awaitable[Any]], genuine: Any, *before: object) -> Any:
+    """As the package's functions are: called they would block, and ``aio`` is their asynchronous form. ``genuine`` is
+    the one it stands for, which has ``before`` as its first arguments."""
+    taken = inspect.signature(genuine)
+    assert hasattr(genuine, "aio")
 
     def blocking(*_: object, **__: object) -> None:
         raise AssertionError("the blocking form was called")
 
-    blocking.aio = function  # type: ignore[attr-defined]
+    def aio(*arguments: Any, **named: Any) -> Awaitable[Any]:
+        taken.bind(*before, *arguments, **named)
+        return function(*arguments, **named)
+
+    blocking.aio = aio  # type: ignore[attr-defined]
     return blocking
 
 
 class Package:
     def __init__(self, provider: LocalProvider) -> None:
         self.exception = exception
-        self.App = SimpleNamespace(lookup=both(self._lookup))
+        self.App = SimpleNamespace(lookup=both(self._lookup, modal.App.lookup))
         self.Image = SimpleNamespace(from_id=self._image, from_registry=self._image, debian_slim=lambda: Debian())
-        self.Sandbox = SimpleNamespace(create=both(self._create), from_id=both(self._from_id))
+        self.Sandbox = SimpleNamespace(
+            create=both(self._create, modal.Sandbox.create), from_id=both(self._from_id, modal.Sandbox.from_id)
+        )
         self.provider = provider
         self.sandboxes: dict[str, Sandbox] = {}
         self.failing: Exception | None = None
@@ -109,8 +109,10 @@ class Sandbox:
         self.made_with = made_with
         self.ended = False
         self._package = package
-        self.exec, self.terminate, self.poll = both(self._exec), both(self._terminate), both(self._poll)
-        self.snapshot_filesystem, self.tunnels = both(self._snapshot), both(self._tunnels)
+        kind = modal.Sandbox
+        self.exec, self.terminate = both(self._exec, kind.exec, self), both(self._terminate, kind.terminate, self)
+        self.poll, self.tunnels = both(self._poll, kind.poll, self), both(self._tunnels, kind.tunnels, self)
+        self.snapshot_filesystem = both(self._snapshot, kind.snapshot_filesystem, self)
 
     async def _exec(
         self,
@@ -154,7 +156,7 @@ class Sandbox:
 class Process:
     def __init__(self, pty: bool) -> None:
         self._pty = pty
-        self.wait = both(self._wait)
+        self.wait = both(self._wait, ContainerProcess.wait, self)
 
     async def start(self, portal: Any, argv: tuple[str, ...], cwd: str, env: dict[str, str]) -> None:
         if self._pty:
@@ -199,7 +201,7 @@ class Writer:
         self._owned = owned
         self._data = bytearray()
         self._over = False
-        self.drain = both(self._drain)
+        self.drain = both(self._drain, StreamWriter.drain, self)
 
     def write(self, data: bytes) -> None:
         assert not self._over

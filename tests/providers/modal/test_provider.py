@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import os
 import socket
+import subprocess
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -153,6 +156,15 @@ async def test_what_goes_wrong_there_is_a_typed_error_here(
         await said(registry, "box", "true")
     package.failing = None
     assert await said(registry, "box", "echo fine") == "fine\n"
+
+
+def test_the_package_itself_without_a_token_says_what_is_missing(tmp_path: Path) -> None:
+    env = {"HOME": str(tmp_path), "SKERRY_HOME": str(tmp_path), "SKERRY_PROVIDER": "modal", "PATH": os.environ["PATH"]}
+    line = [str(Path(sys.executable).with_name("skerry")), "doctor", "--json"]
+    run = subprocess.run(line, env=env, capture_output=True, text=True, check=False)
+    package, sandbox = json.loads(run.stdout)["findings"]
+    assert (run.returncode, package["ok"], sandbox["ok"]) == (1, True, False)
+    assert sandbox["detail"] == "Modal does not take this server's token."
 
 
 def test_without_the_package_it_is_said_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -189,6 +189,9 @@ class BridgeProvider:
         if provider not in (None, self.name):
             raise elsewhere(provider, [self.name])
 
+    def place_of(self, id: str) -> str:
+        return self.name
+
     async def start(self, spec: Spec, died: Callable[[str], Awaitable[None]]) -> Machine:
         lock = self._ids.lock(spec.id)
         try:

@@ -48,24 +48,29 @@ class Containers:
                 else:
                     yield id, one["State"]
 
-    async def prepare(self, spec: Spec, describe: Describe) -> None:
-        """See to it that there is a container with these settings, over the sandbox's files if it has some."""
+    async def prepare(self, spec: Spec, describe: Describe) -> bool:
+        """See to it that there is a container with these settings, over the sandbox's files if it has some. Whether
+        nothing ever ran in it."""
         await self.settle(spec.id)
         name = self.name(spec.id)
         found = await self._engine.inspect(name)
         if found is None:
-            return await self._create(name, await describe(spec, await self._images.find(spec.image)))
+            await self._create(name, await describe(spec, await self._images.find(spec.image)))
+            return True
         image: str = found["Image"]
+        untouched: bool = found["State"]["Status"] == "created"
         if found["State"]["Running"]:  # left by a server that was killed, and paused, or about to end
             await self.end(name)
         if found["Config"]["Labels"].get(SETTINGS) == (await describe(spec, image))["Labels"][SETTINGS]:
-            return await self._engine.update(name, resources(spec.limits))
-        if found["State"]["Status"] != "created":  # it has files of its own
+            await self._engine.update(name, resources(spec.limits))
+            return untouched
+        if not untouched:  # it has files of its own
             image = await self._images.commit(name, f"kept-{secrets.token_hex(8)}", {})
         elif await self._images.is_nothing(image):
             image = await self._images.find(spec.image)
         await self._create(self.next(spec.id), await describe(spec, image))
         await self.exchange(spec.id)
+        return untouched
 
     async def _create(self, name: str, settings: dict[str, Any]) -> None:
         try:

@@ -248,6 +248,9 @@ class DockerProvider:
         if provider not in (None, "docker"):
             raise elsewhere(provider, ["docker"])
 
+    def place_of(self, id: str) -> str:
+        return "docker"
+
     async def start(self, spec: Spec, died: Callable[[str], Awaitable[None]]) -> DockerMachine:
         for wanted in spec.toolboxes:
             await self._toolboxes.ensure(wanted)
@@ -255,7 +258,8 @@ class DockerProvider:
         machine.open_files = spec.limits.open_files
         try:
             self._door(spec.id).mkdir(exist_ok=True)
-            await self._containers.prepare(spec, self._describe)
+            if await self._containers.prepare(spec, self._describe):
+                self._locks.set_prepared(machine.lock, False)  # of one that somebody removed behind our back
             door = Door(self._door(spec.id))
             try:
                 await self._begin(machine, door)
@@ -438,7 +442,6 @@ class DockerProvider:
             raise
         try:
             await self._containers.exchange(id)
-            self._locks.set_prepared(lock, False)
         finally:
             os.close(lock)
 

@@ -182,8 +182,9 @@ def build(
         root.close()
 
 
-def skeleton() -> Iterator[tuple[str, int, int, bytes]]:
-    """The same as entries to be archived: path, mode, owner, and what a file holds or a link leads to."""
+def skeleton(trusted: str) -> Iterator[tuple[str, int, int, bytes]]:
+    """The same as entries to be archived: path, mode, owner, and what a file holds or a link leads to. Lists of
+    certificates are links to ``trusted``, for all homes at once."""
     for name, link in _layout():
         yield name, stat.S_IFDIR | 0o755 if link is None else stat.S_IFLNK | 0o777, 0, (link or "").encode()
     for name, mode in {**_DIRECTORIES, "root": 0o700, "run": 0o755, "tmp": 0o1777}.items():
@@ -193,6 +194,8 @@ def skeleton() -> Iterator[tuple[str, int, int, bytes]]:
         content = b""
         if stat.S_ISLNK(found.st_mode):
             content = os.fsencode(os.readlink(path))
+        elif path in _BUNDLES:
+            mode, content = stat.S_IFLNK | 0o777, trusted.encode()
         elif stat.S_ISREG(found.st_mode):
             content = Path(path).read_bytes()
         if b"PRIVATE KEY-----" not in content:

@@ -235,6 +235,9 @@ class LocalProvider:
         if provider not in (None, "local"):
             raise elsewhere(provider, ["local"])
 
+    def place_of(self, id: str) -> str:
+        return "local"
+
     async def start(self, spec: Spec, died: Callable[[str], Awaitable[None]]) -> LocalMachine:
         async with self._launching:
             if not self.launcher.alive:

@@ -68,7 +68,7 @@ class ModalCloud:
             if self._app is None:
                 self._app = await modal.App.lookup.aio(settings.modal_app, create_if_missing=True)
             if image is not None:
-                found = await _called(modal.Image.from_id, image)
+                found = modal.Image.from_id(image)  # which asks nobody yet
             elif settings.modal_image is not None:
                 found = modal.Image.from_registry(settings.modal_image)
             else:
@@ -233,8 +233,3 @@ class Terminal:
         with contextlib.suppress(Exception):
             self._process.stdin.write_eof()
             await self._process.stdin.drain.aio()
-
-
-async def _called(function: Any, *arguments: Any) -> Any:
-    """Some of the package's functions have an asynchronous form, and which ones changes with its versions."""
-    return await function.aio(*arguments) if hasattr(function, "aio") else function(*arguments)
