@@ -22,7 +22,8 @@ from typing import Any
 import structlog
 
 from skerry.agents import artifacts
-from skerry.agents.changes import Base, Changes, NoChangesKnown
+from skerry.agents.aside import NoChangesKnown
+from skerry.agents.changes import Base, Changes
 from skerry.agents.config import Environment, Preparation, prepare, server_variables
 from skerry.agents.contract import DIRECTORY, Agent, Prompt, Running, Setup
 from skerry.agents.hidden import Hidden

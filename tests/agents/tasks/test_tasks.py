@@ -225,15 +225,80 @@ async def test_a_sandbox_that_was_there_keeps_its_secrets_and_is_not_taken_for_a
     assert (await tasks.list(1)).total == before
 
 
-async def test_a_patch_that_is_too_large_is_cut_between_files(tasks: Tasks, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_of_a_patch_that_is_too_large_the_large_files_are_left_out(
+    tasks: Tasks, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("skerry.agents.changes.PATCH_LIMIT", 2000)
-    task = await done(tasks, {"run": "seq 1 100 > a; seq 1 2000 > b; echo c > c"})
+    task = await done(tasks, {"run": "seq 1 2000 > a; seq 1 100 > b; seq 1 2000 > c; echo d > d"})
     assert task.diff is not None
-    assert (task.diff.truncated, len(task.diff.files)) == (True, 3)
+    assert (task.diff.truncated, len(task.diff.files)) == (True, 4)
     patch = await tasks.patch(task.id)
-    assert patch.endswith(b"+100\n")
-    assert b"diff --git a/b" not in patch
+    assert [line for line in patch.splitlines() if line.startswith(b"diff ")] == [
+        b"diff --git a/b b/b",
+        b"diff --git a/d b/d",
+    ]
+    assert patch.count(b"\n+") == 2 + 100 + 1
     assert task.diff.size > len(patch)
+
+
+async def test_files_of_repositories_that_the_agent_made_are_in_the_diff(tasks: Tasks, repository: str) -> None:
+    commit = "git add -A && git -c user.name=x -c user.email=x@x commit -qm new"
+    work = f"""set -e; git init -q bare; echo 1 > bare/one; git init -q bare/deep; echo 2 > bare/deep/two
+        git init -q made; cd made; mkdir node_modules; echo 3 | tee three node_modules/x; {commit}; echo 4 > four"""
+    for where in ({"gitUrl": repository}, {}):  # in a repository, and where there is none
+        task = await done(tasks, {"run": work}, sandboxId="forge", directory=f"/srv/makes{len(where)}", **where)
+        assert task.diff is not None
+        paths = [file.path for file in task.diff.files]
+        assert paths == ["bare/deep/two", "bare/one", "made/four", "made/three"]
+        assert (task.diff.patch or "").count("new file mode 100644") == 4
+
+
+async def test_what_is_done_in_a_submodule_is_in_the_diff_and_what_it_brings_is_not(
+    tasks: Tasks, registry: Registry, repository: str
+) -> None:
+    await sh(
+        registry,
+        "forge",
+        f"""set -e; git clone -q {repository} /srv/whole; cd /srv/whole
+        git -c protocol.file.allow=always submodule -q add {repository} lib
+        git -c user.name=a -c user.email=a@b commit -qm lib""",
+    )
+    fetch, options = "git -c protocol.file.allow=always submodule -q update --init", {"gitUrl": "/srv/whole"}
+    first = await done(tasks, {"run": fetch}, sandboxId="forge", directory="/srv/users", **options)
+    assert first.diff is not None
+    assert (first.diff.files, first.diff.error) == ([], None)
+    edit = "mv lib/file.txt lib/renamed.txt; echo 3 >> lib/renamed.txt; echo new > lib/new; echo x > own"
+    second = await done(tasks, {"run": edit}, sandboxId="forge", directory="/srv/users", **options)
+    assert second.diff is not None
+    assert {file.path: file.status for file in second.diff.files} == {
+        "own": "added",
+        "lib/file.txt": "deleted",
+        "lib/renamed.txt": "added",
+        "lib/new": "added",
+    }
+    assert "+++ b/lib/renamed.txt\n" in (second.diff.patch or "")
+    third = await done(tasks, {"run": "rm lib/new"}, sandboxId="forge", directory="/srv/users", **options)
+    assert third.diff is not None
+    assert [(file.path, file.status) for file in third.diff.files] == [("lib/new", "deleted")]
+
+
+async def test_nothing_that_a_repository_sets_keeps_the_agents_work_out_of_the_diff(
+    tasks: Tasks, repository: str, tmp_path: Path
+) -> None:
+    work = """set -e; git config diff.noprefix true; git config diff.external false; git config color.ui always
+        git config diff.submodule log; git config diff.context 0; git config filter.lost.clean false
+        git config filter.lost.required true; echo '*.lost filter=lost' > .gitattributes; echo 1 > a.lost
+        git sparse-checkout set --no-cone file.txt; printf 'one\n2\n' > file.txt; rm -f gone; echo beside > beside"""
+    place = {"sandboxId": "forge", "gitUrl": repository, "directory": "/srv/settings/"}
+    task = await done(tasks, {"run": work}, **place)
+    assert task.diff is not None
+    assert task.diff.error is None
+    assert sorted(file.path for file in task.diff.files) == [".gitattributes", "a.lost", "beside", "file.txt"]
+    (tmp_path / "file.txt").write_text("one\ntwo\n")
+    (tmp_path / "patch").write_bytes(await tasks.patch(task.id))
+    subprocess.run("git init -q && git apply patch", shell=True, cwd=tmp_path, check=True)
+    assert (tmp_path / "file.txt").read_text() == "one\n2\n"
+    assert (tmp_path / "a.lost").read_text() == "1\n"
 
 
 async def test_a_repository_that_the_agent_broke_costs_only_the_diff(tasks: Tasks, repository: str) -> None:
