@@ -18,12 +18,13 @@ import structlog
 from skerry.agents import run
 from skerry.agents.availability import provider_for
 from skerry.agents.contract import DIRECTORY, Agent
+from skerry.agents.desk import Desk
 from skerry.agents.fit import check_fit
 from skerry.agents.hidden import Hidden, reason_of
 from skerry.agents.ids import nanoid
 from skerry.agents.muster import Muster
 from skerry.agents.opencode.catalogue import Catalogue
-from skerry.agents.run import ATTEMPTS, Desk, Outcome, Run
+from skerry.agents.run import ATTEMPTS, Outcome, Run
 from skerry.agents.runner import Runner
 from skerry.agents.task_models import (
     AgentUsage,
@@ -115,8 +116,11 @@ class Tasks:
             return await self._start(row)
         if not self._resume or row.request.get("onRestart") == "fail":
             return await self._fail(row.id, f"{reason}.")
-        if row.attempts >= ATTEMPTS:
-            return await self._fail(row.id, f"{reason}, for the {row.attempts}th time: it is not taken up again.")
+        # That an agent was asked is counted when it is; what comes before and after may end a server as well.
+        times = row.attempts + (row.step in ("preparing", "collecting"))
+        if times >= ATTEMPTS:
+            return await self._fail(row.id, f"{reason}, {times} times by now: it is not taken up again.")
+        row = await self._rows.update(row.id, attempts=times) or row
         log.info("a task is taken up again", task=row.id, step=row.step)
         await self.note(row.id, "status", message=f"{reason}; this one takes it up again.")
         await self._start(row)
@@ -377,12 +381,18 @@ class Tasks:
             )
         return content
 
-    async def usage(self, since: date | None, until: date | None) -> AgentUsage:
+    async def usage(self, since: date | None, until: date | None, user: str | None = None) -> AgentUsage:
+        """``user``: only what was asked for with that label."""
         until = until or now().date()
-        since = since or until - timedelta(days=29)
-        start, end = (datetime.combine(day, time(), UTC) for day in (since, until + timedelta(days=1)))
+        try:
+            since = since or until - timedelta(days=29)
+            start, end = (datetime.combine(day, time(), UTC) for day in (since, until + timedelta(days=1)))
+        except OverflowError:
+            raise InvalidRequestError(f"{until} is at the end of all days.") from None
+        if since > until:
+            raise InvalidRequestError(f"{since} is after {until}.", hint="`since` is the first day, `until` the last.")
         owner = caller.get().owner
-        return summed(owner, await self._rows.spent(owner, start, end))
+        return summed(owner, await self._rows.spent(owner, start, end, user))
 
     # -- changing ------------------------------------------------------------------------------------------------------
 

@@ -111,6 +111,22 @@ async def test_what_happens_is_told_in_order_and_to_those_who_join_late(tasks: T
     assert [event.id for event in live] == sorted({event.id for event in live})
 
 
+async def test_those_whom_webhooks_tell_of_a_sandbox_hear_of_the_agents_session_in_it(
+    tasks: Tasks, registry: Registry
+) -> None:
+    good = await done(tasks, SAY, {"cost": 0.5}, sandboxId="heard-of")
+    bad = await done(tasks, {"fail": "model_denied"}, sandboxId="heard-of")
+    told = [event for event in await registry.events("heard-of") if event.kind.startswith("session_")]
+    assert [(event.kind, event.details.get("code"), event.details.get("cost")) for event in told] == [
+        ("session_created", None, None),
+        ("session_message", None, 0.5),
+        ("session_created", None, None),
+        ("session_message", "model_denied", 0.0),
+    ]
+    assert [event.details["task"] for event in told] == [good.id] * 2 + [bad.id] * 2
+    assert told[0].details["session"] == good.session_id
+
+
 async def test_an_agent_that_fails_fails_its_task_with_the_code(tasks: Tasks) -> None:
     task = await done(tasks, {"say": "I will "}, {"run": "echo x > half"}, {"fail": "model_denied"})
     assert (task.status, task.error_code, task.error) == ("failed", "model_denied", "The model said no.")
@@ -515,6 +531,26 @@ async def test_a_task_whose_server_ended_goes_on_in_the_same_session(registry: R
         assert "+x\n+x" in (task.diff.patch or "")
     finally:
         await second.close()
+
+
+async def test_what_ends_the_server_while_it_is_prepared_is_not_begun_for_ever(
+    registry: Registry, agent: ScriptedAgent
+) -> None:
+    tasks = Tasks(registry, {"scripted": agent})
+    await tasks.open()
+    row = await tasks.create(asked(SAY, prepare="sleep 1000", afterwards="destroy"))
+    for times in range(1, 4):
+        while [event.data.get("message") for event in await registry.tasks.events(row.id)].count("Preparing.") < times:
+            await asyncio.sleep(0.02)
+        await tasks.close()
+        tasks = Tasks(registry, {"scripted": agent})
+        await tasks.open()
+    try:
+        task = await tasks.wait(row.id)
+        assert (task.status, task.error_code, agent.prompts) == ("failed", "server_restarted", [])
+        assert "3 times" in (task.error or "")
+    finally:
+        await tasks.close()
 
 
 async def test_what_was_collected_before_the_server_ended_is_not_lost_with_the_sandbox(

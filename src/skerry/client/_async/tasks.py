@@ -122,9 +122,10 @@ class AsyncTasks:
         status: str | None = None,
         team: str | None = None,
         schedule: str | None = None,
+        user_id: str | None = None,
     ) -> TaskList:
         """The latest first."""
-        params = given(limit=limit, offset=offset, status=status, team=team, schedule=schedule)
+        params = given(limit=limit, offset=offset, status=status, team=team, schedule=schedule, userId=user_id)
         response = await self.connection.request("GET", f"{_AGENTS}/tasks", params=params)
         return TaskList.model_validate_json(response.content)
 
@@ -175,9 +176,15 @@ class AsyncTasks:
         response = await self.connection.request("GET", f"{_AGENTS}/templates")
         return _TEMPLATES.validate_json(response.content)
 
-    async def agent_usage(self, since: date | None = None, until: date | None = None) -> AgentUsage:
-        """Tokens and cost of tasks, by day; of the last thirty days unless others are asked for."""
-        params = {name: day.isoformat() for name, day in (("since", since), ("until", until)) if day is not None}
+    async def agent_usage(
+        self, since: date | None = None, until: date | None = None, *, user_id: str | None = None
+    ) -> AgentUsage:
+        """Tokens and cost of tasks, by day; of the last thirty days unless others are asked for.
+
+        ``user_id``: only of tasks that were asked for with it.
+        """
+        days = {name: day.isoformat() for name, day in (("since", since), ("until", until)) if day is not None}
+        params = days | given(userId=user_id)
         response = await self.connection.request("GET", f"{_AGENTS}/usage", params=params)
         return AgentUsage.model_validate_json(response.content)
 
