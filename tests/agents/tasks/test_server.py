@@ -339,8 +339,12 @@ def test_a_server_that_is_killed_in_the_middle_of_a_prompt_loses_nothing(tmp_pat
         _until(lambda: "begun" in _text(client, going.id) and client.get_task(ending.id).session_id is not None)
         _until(lambda: any(event["type"] == "tool_call" for event in _told(client, going.id)))
         before = _told(client, going.id)
+    watched: list[Any] = []
+    watching = threading.Thread(target=_watch, args=(server.url, going.id, watched))
+    watching.start()
+    _until(lambda: len(watched) >= len(before))
     server.stop(signal.SIGKILL)
-    server = ServerProcess(home, first=SCRIPTED)
+    server = ServerProcess(home, first=SCRIPTED, port=httpx.URL(server.url).port)
     try:
         with Client(server.url) as client:
             failed = client.get_task(ending.id)
@@ -353,6 +357,9 @@ def test_a_server_that_is_killed_in_the_middle_of_a_prompt_loses_nothing(tmp_pat
             assert "+x" in (done.diff.patch or "")
             told = _told(client, going.id)
             assert told[: len(before)] == before
+            # Who watches is told to the end, over the end of the server.
+            watching.join(60)
+            assert [event.id for event in watched] == [event["id"] for event in told]
             assert any("takes it up again" in (event.get("message") or "") for event in told)
     finally:
         assert server.stop() == 0
@@ -387,6 +394,12 @@ def test_a_server_that_is_stopped_answers_those_who_wait_and_the_next_goes_on(tm
 def test_no_key_of_a_worker_is_shown(server: ServerProcess) -> None:
     with pytest.raises(UnauthorizedError), Client(server.url, TOKEN) as client:
         client.list_tasks()
+
+
+def _watch(url: str, task: str, seen: list[Any]) -> None:
+    with Client(url) as client, client.follow_task(task) as events:
+        for event in events:
+            seen.append(event)
 
 
 def _told(client: Client, task: str) -> list[dict[str, Any]]:
