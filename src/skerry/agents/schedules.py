@@ -179,7 +179,7 @@ class Schedules:
     async def _due(self, row: ScheduleRow) -> None:
         assert row.next_at is not None
         cron, moment = Cron.parse(row.cron, row.timezone), self._clock()
-        times = [row.next_at, *cron.latest(row.next_at, moment, MOST_MISSED)]
+        times = [row.next_at, *cron.latest(row.next_at, moment, KEPT)][-KEPT:]
         missed = [due for due in times if moment - due > LATE]
         timely = [due for due in times if moment - due <= LATE]
         if row.missed == "skip":
@@ -187,7 +187,7 @@ class Schedules:
         elif row.missed == "once":
             begun = timely or missed[-1:]
         else:
-            begun = times
+            begun = times[-MOST_MISSED:]
         skipped = [
             Occurrence(due, "skipped", reason="No server ran at that time.") for due in times if due not in begun
         ]
@@ -255,7 +255,7 @@ class Schedules:
 
 def _described(row: ScheduleRow) -> ScheduleInfo:
     if row.kind == "task":
-        message = row.request["message"]
+        message = row.request["message"].strip() or f"template {row.request['templateId']}"
     else:
         message = ", ".join(agent["role"] for agent in row.request["agents"])
     return ScheduleInfo(

@@ -59,6 +59,8 @@ QUICK = "quick-task"
 """The sandbox that each owner's quick tasks share."""
 LOOK = 1.0
 """Seconds between looks for wishes that came by way of another server."""
+ADOPT = 10.0
+"""Seconds between looks for tasks whose process died, such as a command that worked without a server."""
 EXPIRE = 3600.0
 PAGE = 500
 LAST = ("done", "error")
@@ -86,9 +88,7 @@ class Tasks:
     async def open(self) -> None:
         """From now on tasks are worked on; those that nobody works on any more are seen to."""
         self._runner.open(self._registry.node)
-        for row in await self._rows.open_of(self._registry.node):
-            if not self._runner.lives(row.runner) and await self._rows.adopt(row.id, row.runner, self.runner):
-                await self._take_up(row)
+        await self._adopt()
         self._keeper = asyncio.get_running_loop().create_task(self._keep())
 
     async def close(self) -> None:
@@ -109,6 +109,12 @@ class Tasks:
     def runner(self) -> str:
         """The name of this process, in the rows of what it works on."""
         return self._runner.name
+
+    async def _adopt(self) -> None:
+        """Take up what a process of this home has left; of those that live, each sees to its own."""
+        for row in await self._rows.open_of(self._registry.node, but=self.runner):
+            if not self._runner.lives(row.runner) and await self._rows.adopt(row.id, row.runner, self.runner):
+                await self._take_up(row)
 
     async def _take_up(self, row: TaskRow) -> None:
         reason = "The server ended while this task was worked on"
@@ -146,10 +152,14 @@ class Tasks:
         self._told(id)
 
     async def _keep(self) -> None:
-        """See to wishes that reached another server of this store, and forget what is old."""
+        """See to wishes that reached another server of this store, and to what others left; forget what is old."""
         loop, expired = asyncio.get_running_loop(), -EXPIRE
+        adopted = loop.time()
         while True:
             try:
+                if self._resume and loop.time() - adopted >= ADOPT:
+                    adopted = loop.time()
+                    await self._adopt()
                 if self._runs:
                     for id in await self._rows.to_cancel(self.runner):
                         self._runs[id][0].cancel() if id in self._runs else None

@@ -205,9 +205,10 @@ class TaskRows:
     async def forget(self, id: str) -> None:
         await self._write(delete(tasks).where(tasks.c.id == id))
 
-    async def open_of(self, node: str) -> builtins.list[TaskRow]:
-        """Those of a server that have not ended, oldest first."""
-        mine = (tasks.c.node == node, tasks.c.status.in_(OPEN))
+    async def open_of(self, node: str, but: str) -> builtins.list[TaskRow]:
+        """Those of a home that have not ended, oldest first, but for those of one process."""
+        others = tasks.c.runner.is_distinct_from(but)
+        mine = (tasks.c.node == node, tasks.c.status.in_(OPEN), others)
         rows = await self._read(select(tasks).where(*mine).order_by(tasks.c.created_at, tasks.c.id))
         return [TaskRow(**row._mapping) for row in rows]
 

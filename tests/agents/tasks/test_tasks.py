@@ -609,6 +609,23 @@ async def test_a_program_that_ends_fails_its_tasks_and_does_not_take_up_others(
     assert (found.status, found.error_code) == ("failed", "server_restarted")
 
 
+async def test_what_a_process_beside_the_server_leaves_is_taken_up_while_the_server_runs(
+    registry: Registry, agent: ScriptedAgent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("skerry.agents.tasks.ADOPT", 0.05)
+    monkeypatch.setattr("skerry.agents.tasks.LOOK", 0.02)
+    tasks = Tasks(registry, {"scripted": agent})
+    await tasks.open()
+    try:
+        row, _ = tasks.row_of(asked(SAY, afterwards="destroy"))
+        row.runner = "a-command-that-was-killed"
+        await registry.tasks.insert(row)
+        task = await tasks.wait(row.id)
+        assert (task.status, task.response) == ("completed", "four")
+    finally:
+        await tasks.close()
+
+
 async def test_a_task_that_another_process_works_on_is_left_alone(
     tasks: Tasks, registry: Registry, agent: ScriptedAgent
 ) -> None:
