@@ -252,8 +252,8 @@ class Run:
             given["egress"] = request.egress
         if self._secrets:
             given["secrets"] = self._secrets
-        if self._snapshot is not None:
-            given["snapshot"] = self._snapshot
+        if (snapshot := self._snapshot or request.snapshot) is not None:
+            given["snapshot"] = snapshot
         elif row.provider != self._desk.registry.provider.capabilities().name:
             given["provider"] = row.provider
         given["toolboxes"] = [*dict.fromkeys([*self._prepared.toolboxes, *request.toolboxes])]

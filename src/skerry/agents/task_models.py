@@ -97,6 +97,7 @@ class CreateTask(Work):
         None, min_length=1, description="Work in this sandbox, made if there is none, and keep it."
     )
     session_id: str | None = Field(None, max_length=200, description="Go on in this session of that sandbox's agent.")
+    snapshot: str | None = Field(None, min_length=1, description="Make its sandbox from this one, by id or name.")
     reuse: bool = Field(False, description="Work in the caller's own sandbox for quick tasks, `quick-task`.")
     template_id: str | None = Field(None, max_length=60, description="Begin from a template; see `GET …/templates`.")
     values: dict[str, str] = Field(default_factory=dict, description="For the template's placeholders.")
@@ -130,6 +131,8 @@ class CreateTask(Work):
             raise ValueError("message: it should say what is to be done")
         if self.reuse and self.sandbox_id is not None:
             raise ValueError("either sandboxId or reuse, which is the sandbox for quick tasks")
+        if self.snapshot is not None and (self.reuse or self.sandbox_id is not None or self.image is not None):
+            raise ValueError("snapshot: it is for a sandbox of the task's own, in place of an image")
         return self
 
 

@@ -421,12 +421,21 @@ class Tasks:
         if not TaskStatus(row.status).ended:
             raise ConflictError(f"Task {id!r} has not ended yet.", hint="Cancel it first, or wait.")
         request = CreateTask.model_validate(row.request)
-        hidden = Hidden.opened(self._registry.vault, row.id, row.secrets)
+        try:
+            hidden = Hidden.opened(self._registry.vault, row.id, row.secrets)
+        except (SecretUnavailable, ValueError) as error:
+            raise ConflictError(
+                f"The secrets of task {id!r} cannot be opened here: {error}", hint="Ask for it as a new one."
+            ) from None
         update: dict[str, Any] = {"config": hidden.config} | {
             "secrets": CreateTask.model_validate({"message": "-", "secrets": hidden.secrets}).secrets
         }
         if row.made_sandbox:
             update["session_id"] = None
+        team = None if row.team_id is None else await self._rows.team(row.team_id)
+        if team is not None and team[0].request.get("snapshot") is not None:  # all that was prepared is in it
+            request = request.model_copy(update={"git_url": None})
+            update |= {"snapshot": team[0].request["snapshot"], "prepare": None}
         if request.git_url is not None:
             update["git_url"] = hidden.address(request.git_url)
         return await self.create(request.model_copy(update=update), retry_of=row.id)

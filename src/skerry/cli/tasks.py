@@ -63,6 +63,7 @@ def task(
     depth: Depth = None,
     provider: Provider = None,
     image: Annotated[str | None, typer.Option(help="What its sandbox starts from.")] = None,
+    snapshot: Annotated[str | None, typer.Option(help="The same, a snapshot.")] = None,
     agent: Agent = None,
     model: Model = None,
     config: Config = None,
@@ -90,7 +91,7 @@ def task(
     """
     options = _options(repo, branch, depth, provider, agent, config, prepare, secret, egress, allow, env, timeout)
     options |= given(model=model, sandbox_id=sandbox, template_id=template, afterwards=afterwards, artifacts=artifact)
-    options |= given(image=image)
+    options |= given(image=image, snapshot=snapshot)
     if reuse:
         options["reuse"] = True
     if value:

@@ -137,11 +137,17 @@ async def test_without_sharing_each_is_prepared_by_itself(teams: Teams, registry
     assert len(born) == 2
 
 
-async def test_a_snapshot_that_was_prepared_before_is_used_and_kept(teams: Teams, registry: Registry) -> None:
+async def test_a_snapshot_that_was_prepared_before_is_used_and_kept(
+    teams: Teams, tasks: Tasks, registry: Registry
+) -> None:
     await sh(registry, "prepared", "mkdir -p /home/user/workspace; echo ready > /home/user/workspace/state")
     snapshot = await registry.snapshots.create("prepared", CreateSnapshot(name="prepared"))
     team = await done(teams, ("a", [{"run": "cat state > copy"}]), ("b", [{"say": "x"}]), snapshot="prepared")
     assert await sh(registry, team.agents[0].sandbox_id, "cat /home/user/workspace/copy") == "ready\n"
+    again = await tasks.wait((await tasks.retry(team.agents[0].id)).id)
+    assert again.diff is not None
+    assert [(file.path, file.additions) for file in again.diff.files] == [("copy", 1)]
+    assert await sh(registry, again.sandbox_id, "cat /home/user/workspace/copy") == "ready\n"
     await _settled(teams)
     assert (await registry.snapshots.get("prepared")).id == snapshot.id
     await registry.snapshots.delete("prepared", force=True)
