@@ -24,7 +24,7 @@ from skerry.agents.hidden import Hidden, reason_of
 from skerry.agents.ids import nanoid
 from skerry.agents.muster import Muster
 from skerry.agents.opencode.catalogue import Catalogue
-from skerry.agents.run import ATTEMPTS, Outcome, Run
+from skerry.agents.run import ATTEMPTS, CANCELLED, Outcome, Run
 from skerry.agents.runner import Runner
 from skerry.agents.task_models import (
     AgentUsage,
@@ -135,10 +135,11 @@ class Tasks:
         await self.end(id, Outcome(TaskStatus.FAILED, reason, RESTARTED))
         log.warning("a task was failed", task=id, reason=reason)
 
-    async def end(self, id: str, outcome: Outcome) -> None:
-        """It has ended so, without having been worked on to its end."""
+    async def end(self, id: str, outcome: Outcome, *, only_at: str | None = None) -> None:
+        """It has ended so, without having been worked on to its end. ``only_at``: unless it has gone on from there."""
         ended = {"status": outcome.status, "error": outcome.error, "error_code": outcome.code, "completed_at": now()}
-        if await self._rows.update(id, unless_ended=True, runner=None, step="ended", **ended) is not None:
+        changes = {"runner": None, "step": "ended", **ended}
+        if await self._rows.update(id, unless_ended=True, only_at=only_at, **changes) is not None:
             await self.note(id, "error", message=outcome.error, code=outcome.code, status=outcome.status)
 
     async def end_unless_begun(self, id: str, outcome: Outcome) -> None:
@@ -413,6 +414,8 @@ class Tasks:
             await self._rows.update(id, unless_ended=True, cancel=True)
             if id in self._runs:
                 self._runs[id][0].cancel()
+            elif row.team_id is not None and row.runner == self.runner:
+                await self.end(id, CANCELLED, only_at="waiting")  # for what its team is prepared with
         return await self.wait(id)
 
     async def retry(self, id: str) -> TaskRow:

@@ -191,14 +191,21 @@ class TaskRows:
         wanted = (teams.c.node == node, teams.c.step != "done")
         return [TeamRow(**row._mapping) for row in await self._read(select(teams).where(*wanted))]
 
-    async def update(self, id: str, *, unless_ended: bool = False, **changes: Any) -> TaskRow | None:
-        """``unless_ended``: leave one alone that has ended. The row as it is then; None if nothing was changed."""
+    async def update(
+        self, id: str, *, unless_ended: bool = False, only_at: str | None = None, **changes: Any
+    ) -> TaskRow | None:
+        """``unless_ended``: leave one alone that has ended; ``only_at``: one that is at another step.
+
+        The row as it is then; None if nothing was changed.
+        """
         for name in ("response", "error", "session_id"):
             if changes.get(name) is not None:
                 changes[name] = self._clean(changes[name])
         statement = update(tasks).where(tasks.c.id == id)
         if unless_ended:
             statement = statement.where(tasks.c.status.in_(OPEN))
+        if only_at is not None:
+            statement = statement.where(tasks.c.step == only_at)
         rows = await self._write(statement.values(changes).returning(*tasks.c))
         return TaskRow(**rows[0]._mapping) if rows else None
 

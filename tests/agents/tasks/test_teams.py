@@ -184,6 +184,24 @@ async def test_cancelling_a_team_cancels_all_that_work(teams: Teams, agent: Scri
     assert (team.status, [each.status for each in team.agents]) == ("cancelled", ["cancelled"] * 2)
 
 
+async def test_cancelling_a_team_ends_what_it_is_prepared_with(
+    teams: Teams, tasks: Tasks, registry: Registry, agent: ScriptedAgent
+) -> None:
+    row = await teams.create(asked(("a", [{"say": "x"}]), ("b", [{"say": "x"}]), prepare="touch begun; sleep 1000"))
+    first, second = (each.id for each in (await teams.get(row.id)).agents)
+    while "begun" not in await sh(registry, f"team-{row.id}-base", "ls /home/user/workspace || true"):
+        await asyncio.sleep(0.02)
+    assert (await tasks.cancel(first)).status == "cancelled"
+    assert [each.status for each in (await teams.get(row.id)).agents] == ["cancelled", "pending"]
+    team = await teams.cancel(row.id)
+    assert (team.status, [each.error_code for each in team.agents]) == ("cancelled", ["cancelled"] * 2)
+    assert (await events(tasks, second))[-1].type == "error"
+    await _settled(teams)
+    with pytest.raises(SandboxNotFoundError):
+        await registry.get(f"team-{row.id}-base")
+    assert agent.started == []
+
+
 async def test_a_team_whose_server_ended_goes_on_and_its_snapshot_goes(
     registry: Registry, agent: ScriptedAgent
 ) -> None:
