@@ -50,7 +50,7 @@ from skerry.errors import (
     SkerryError,
     TaskNotFoundError,
 )
-from skerry.models import now
+from skerry.models import CreateSandbox, now
 from skerry.runtime.repository import check_branch, parse_repository
 
 log = structlog.get_logger(__name__)
@@ -179,9 +179,12 @@ class Tasks:
         row.retry_of = retry_of
         work = Run(self._desk, row, hidden)
         if not row.made_sandbox:
-            with suppress(SandboxNotFoundError):
+            asked = work.sandbox_request()
+            try:
                 found = await self._registry.get(work.sandbox)
-                check_fit(work.sandbox_request(), found, await self._registry.egress(work.sandbox))
+                check_fit(asked, found, await self._registry.egress(work.sandbox))
+            except SandboxNotFoundError:
+                await self.require(asked)
         await self._rows.insert(row)
         if row.made_sandbox:
             # Here, where quotas and what cannot be are answered with an error and not with a task that failed.
@@ -226,6 +229,18 @@ class Tasks:
             secrets=hidden.sealed(self._registry.vault, id),
         )
         return row, hidden
+
+    async def require(self, asked: CreateSandbox) -> None:
+        """Raises for a sandbox that could not be made, while whoever wants it is there to be told."""
+        registry, provider = self._registry, self._registry.provider
+        registry.check(asked)
+        if provider.capabilities().toolboxes:
+            for toolbox in asked.toolboxes:
+                await provider.require_toolbox(toolbox)
+        if asked.snapshot is not None:
+            await registry.snapshots.get(asked.snapshot)
+        else:
+            await provider.require_image(asked.image, asked.provider or provider.capabilities().name)
 
     def checked(self, request: Any) -> tuple[Any, Hidden]:
         """A request that can be worked on, without what must not be read, and that apart."""

@@ -11,7 +11,7 @@ from skerry.agents.tasks import Tasks
 from skerry.agents.teams import Teams
 from skerry.control.actor import Caller, caller
 from skerry.control.registry import Registry
-from skerry.errors import InvalidRequestError, ScheduleNotFoundError
+from skerry.errors import InvalidRequestError, NotFoundError, ScheduleNotFoundError
 from skerry.models import KeyScope
 from tests.agents.tasks.clock import Clock
 from tests.agents.tasks.scripted import ScriptedAgent, script
@@ -227,11 +227,18 @@ async def test_secrets_of_a_schedule_are_kept_sealed_and_reach_the_door(
 
 
 @pytest.mark.parametrize(
-    "options", [{"cron": "61 * * * *"}, {"timezone": "Mars/Base"}, {"task": {"message": "x", "agent": "nobody"}}]
+    "options",
+    [
+        {"cron": "61 * * * *"},
+        {"timezone": "Mars/Base"},
+        {"task": {"message": "x", "agent": "nobody"}},
+        {"task": {"message": "x", "agent": "scripted", "image": "no-such"}},
+        {"task": None, "team": {"agents": [{"role": "a", "message": "x"}], "agent": "scripted", "snapshot": "no-such"}},
+    ],
 )
 async def test_what_makes_no_sense_is_refused(schedules: Schedules, options: dict[str, Any]) -> None:
     before = await schedules.list()
-    with pytest.raises(InvalidRequestError):
+    with pytest.raises((InvalidRequestError, NotFoundError)):
         await schedules.create(asked(**options))
     assert await schedules.list() == before
 

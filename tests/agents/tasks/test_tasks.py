@@ -16,10 +16,12 @@ from skerry.control.registry import Registry
 from skerry.errors import (
     ArtifactNotFoundError,
     ConflictError,
+    ImageNotFoundError,
     InvalidGitUrlError,
     InvalidRequestError,
     ProviderNotConfiguredError,
     SandboxNotFoundError,
+    SnapshotNotFoundError,
     TaskNotFoundError,
 )
 from skerry.models import CreateSandbox, State
@@ -374,7 +376,10 @@ async def test_what_prepares_the_directory_is_no_change_of_the_agents(tasks: Tas
         ({"gitUrl": "https://x.test/r", "gitBranch": "--upload-pack=x"}, InvalidRequestError),
         ({"sessionId": "s"}, InvalidRequestError),
         ({"templateId": "no-such"}, InvalidRequestError),
-        ({"image": "no-such-image"}, Exception),
+        ({"image": "no-such-image"}, ImageNotFoundError),
+        ({"image": "no-such-image", "sandboxId": "not-there"}, ImageNotFoundError),
+        ({"toolboxes": ["no-such"], "sandboxId": "not-there"}, InvalidRequestError),
+        ({"snapshot": "no-such"}, SnapshotNotFoundError),
     ],
 )
 async def test_what_makes_no_sense_is_refused_and_leaves_nothing(

@@ -12,7 +12,13 @@ from skerry.agents.task_models import CreateTeam, TeamInfo
 from skerry.agents.tasks import Tasks
 from skerry.agents.teams import Teams
 from skerry.control.registry import Registry
-from skerry.errors import InvalidRequestError, QuotaExceededError, SandboxNotFoundError, TeamNotFoundError
+from skerry.errors import (
+    InvalidRequestError,
+    NotFoundError,
+    QuotaExceededError,
+    SandboxNotFoundError,
+    TeamNotFoundError,
+)
 from skerry.models import CreateSandbox, CreateSnapshot, SandboxInfo, State
 from skerry.runtime.runtime import Runtime
 from tests.agents.tasks.conftest import sh
@@ -227,9 +233,14 @@ async def test_a_team_whose_server_ended_goes_on_and_its_snapshot_goes(
         await tasks.close()
 
 
-async def test_a_team_that_makes_no_sense_is_refused(teams: Teams, registry: Registry) -> None:
+async def test_a_team_that_makes_no_sense_is_refused(teams: Teams, tasks: Tasks) -> None:
     with pytest.raises(InvalidRequestError):
         await teams.create(asked(("a", [{"say": "x"}]), agent="nobody"))
+    before = (await tasks.list(1)).total
+    for odd in ({"image": "no-such"}, {"snapshot": "no-such"}, {"toolboxes": ["no-such"]}, {"env": {"A=B": "x"}}):
+        with pytest.raises((InvalidRequestError, NotFoundError)):
+            await teams.create(asked(("a", [{"say": "x"}]), ("b", [{"say": "x"}]), **odd))
+    assert (await tasks.list(1)).total == before
     with pytest.raises(TeamNotFoundError):
         await teams.get("nothing")
 
