@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import pty
@@ -10,12 +11,16 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from skerry.agents.task_models import TaskEvent
+from skerry.cli import watching
+from skerry.client._async.connection import AsyncStream
+from skerry.models import now
 from tests.agents.tasks.scripted import script
 from tests.agents.tasks.serving import SCRIPTED
 from tests.cli.conftest import Skerry
@@ -273,3 +278,44 @@ def test_a_mistake_is_answered_with_what_to_do_and_not_with_what_was_written(
 
 def _status(ask: Skerry, task: str) -> str:
     return str(json.loads(said(ask, "tasks", task, "--json"))["status"])
+
+
+async def test_ctrl_c_at_the_moment_when_something_comes_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[watching.Presses] = []
+
+    class Presses(watching.Presses):
+        def __init__(self) -> None:
+            super().__init__()
+            made.append(self)
+
+    class Server:
+        """As much of a client as is asked for a task that somebody watches."""
+
+        def __init__(self) -> None:
+            self.connection, self.host, self.cancelled = self, None, asyncio.Event()
+
+        async def endpoint(self) -> Server:
+            return self
+
+        async def cancel_task(self, task: str) -> None:
+            self.cancelled.set()
+
+        async def __aenter__(self) -> Server:
+            return self
+
+        async def __aexit__(self, *_: object) -> None:
+            return
+
+        async def events(self) -> AsyncGenerator[TaskEvent, None]:
+            yield TaskEvent(id=1, type="start", task_id="task-1", at=now())
+            await asyncio.sleep(0)
+            made[0].repeat()
+            yield TaskEvent(id=2, type="chunk", task_id="task-1", at=now(), content="x")
+            await self.cancelled.wait()
+            yield TaskEvent(id=3, type="error", task_id="task-1", at=now(), message="It was cancelled.")
+
+    monkeypatch.setattr(watching, "Presses", Presses)
+    server: Any = Server()
+    async with asyncio.timeout(60):
+        assert await watching.watch(server, AsyncStream(server.events()), watching.View(as_json=True)) == 1
+    assert server.cancelled.is_set()
