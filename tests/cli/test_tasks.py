@@ -260,6 +260,8 @@ def test_without_a_server_nothing_can_be_left_to_it(skerry: Skerry) -> None:
         (("task", "x", "--template", "fix-tests"), 1, "wants a value for command"),
         (("task", "x", "--agent", "opencode", "--model", "gpt"), 1, "Write PROVIDER/MODEL"),
         (("team", "PLAN"), 1, "agents.0.colour: Extra inputs are not permitted"),
+        (("team", "NUMBERS"), 2, "is not a plan"),
+        (("team", "BYTES"), 2, "cannot be read"),
         (("tasks", "--cancel"), 2, "Say of which task: `skerry tasks TASK --cancel`."),
         (("tasks", "nobody"), 1, "`skerry tasks` lists them"),
     ],
@@ -268,8 +270,9 @@ def test_a_mistake_is_answered_with_what_to_do_and_not_with_what_was_written(
     skerry: Skerry, tmp_path: Path, arguments: tuple[str, ...], code: int, words: str
 ) -> None:
     files = {"CONFIG": '{"apiKey": "sk-1", oh', "PLAN": "agents: [{role: a, message: b, colour: sk-1}]"}
+    files |= {"NUMBERS": "1: sk-1", "BYTES": "agents: [\xff]"}
     for name, text in files.items():
-        (tmp_path / name).write_text(text)
+        (tmp_path / name).write_text(text, encoding="latin-1")
     done = skerry(*(str(tmp_path / word) if word in files else word for word in arguments))
     assert (done.returncode, done.stdout) == (code, b"")
     assert words in done.stderr.decode()

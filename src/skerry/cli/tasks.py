@@ -415,12 +415,12 @@ def _options(
 def _plan(path: Path) -> dict[str, Any]:
     import yaml
 
-    text = sys.stdin.read() if str(path) == "-" else path.read_text()
     try:
+        text = sys.stdin.read() if str(path) == "-" else path.read_text()
         found = yaml.safe_load(text)  # JSON is YAML, too
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise typer.BadParameter(f"{path} cannot be read: {' '.join(str(error).split())}", param_hint="PLAN") from None
-    if not isinstance(found, dict):
+    if not isinstance(found, dict) or not all(isinstance(name, str) for name in found):
         raise typer.BadParameter(f"{path} is not a plan.", param_hint="PLAN")
     return found
 

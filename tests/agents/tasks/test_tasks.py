@@ -517,7 +517,8 @@ async def test_what_tasks_cost_is_summed_by_day(tasks: Tasks) -> None:
 async def test_a_task_whose_server_ended_goes_on_in_the_same_session(registry: Registry, agent: ScriptedAgent) -> None:
     first = Tasks(registry, {"scripted": agent})
     await first.open()
-    row = await first.create(asked({"run": "echo x >> count; test $(wc -l < count) -ge 2"}, {"hang": True}))
+    steps = [{"run": "echo x >> count; test $(wc -l < count) -ge 2"}, {"cost": 0.5}, {"hang": True}]
+    row = await first.create(asked(*steps))
     await agent.hanging.wait()
     await first.close()
     assert (await registry.tasks.get(row.id)).status == "running"  # type: ignore[union-attr]
@@ -529,7 +530,7 @@ async def test_a_task_whose_server_ended_goes_on_in_the_same_session(registry: R
         assert [session for session, _ in agent.prompts] == [agent.prompts[0][0]] * 2
         assert "The server was restarted" in agent.prompts[1][1].text
         task = await second.cancel(row.id)
-        assert task.attempts == 2
+        assert (task.attempts, task.cost, task.tokens.input) == (2, 1.0, 20), "what was spent before counts"
         said = [event.message or "" for event in await events(second, row.id)]
         assert any("takes it up again" in text for text in said)
         assert task.diff is not None
