@@ -401,9 +401,11 @@ class Tasks:
         row = await self._mine(id)
         content = await self._rows.artifact(row.id, path)
         if content is None:
+            found = {each["path"]: each for each in row.artifacts}
+            said = "was not kept: there was too much of it, or of others" if path in found else "was not left"
             raise ArtifactNotFoundError(
-                f"Task {id!r} has left no {path[:200]!r}.",
-                details={"artifacts": [each["path"] for each in row.artifacts]},
+                f"{path[:200]!r} {said} by task {id!r}.",
+                details={"artifacts": [path for path, each in found.items() if each["kept"]]},
             )
         return content
 

@@ -341,6 +341,22 @@ async def test_artifacts_are_kept_when_the_sandbox_is_gone(tasks: Tasks, reposit
         await tasks.artifact(task.id, "z")
 
 
+async def test_of_too_many_artifacts_those_that_were_named_are_kept(
+    tasks: Tasks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("skerry.agents.artifacts.COUNT", 2)
+    work = "mkdir artifacts; for n in 1 2 3; do echo $n > artifacts/$n; done; echo z > zoo"
+    task = await done(tasks, {"run": work}, artifacts=["zoo"], afterwards="destroy")
+    assert [(each.path, each.kept) for each in task.artifacts] == [
+        ("zoo", True),
+        ("artifacts/1", True),
+        ("artifacts/2", False),
+        ("artifacts/3", False),
+    ]
+    with pytest.raises(ArtifactNotFoundError, match="was not kept"):
+        await tasks.artifact(task.id, "artifacts/3")
+
+
 async def test_what_was_in_the_repository_is_no_artifact(tasks: Tasks, repository: str) -> None:
     work = {"run": "echo new > artifacts/new"}
     task = await done(tasks, work, sandboxId="forge", gitUrl=repository, directory="/srv/artifacts-clone")
