@@ -142,6 +142,8 @@ class Run:
                 if self._asked.is_set():
                     self._record("session_message", *_answered(outcome, self._cost))
                 if self.row.step != "leaving":
+                    if self._runtime is not None:
+                        self._runtime = await self._awake(stack) or self._runtime
                     collected = await self._collected(outcome)
                     await self._save(step="leaving", error=outcome.error, error_code=outcome.code, **collected)
             await self._leave_sandbox()
@@ -368,6 +370,17 @@ class Run:
             await self._running.answer(asked.id, "once" if self.request.permissions == "allow" else "reject")
 
     # -- the end -------------------------------------------------------------------------------------------------------
+
+    async def _awake(self, stack: AsyncExitStack) -> Runtime | None:
+        """The sandbox as it is now: it may have ended under the agent, and have all its files."""
+        # Who may only read makes none anew in the place of one that is gone.
+        acting = caller.set(Caller("task", owner=self.row.owner, scope=KeyScope.READ_ONLY))
+        try:
+            return await stack.enter_async_context(self._desk.registry.use(self.sandbox))
+        except (SkerryError, OSError):
+            return None
+        finally:
+            caller.reset(acting)
 
     async def _collected(self, outcome: Outcome) -> dict[str, Any]:
         """What the agent said and did, as columns. Whatever goes wrong here, the outcome is what it is."""

@@ -328,6 +328,28 @@ async def test_a_repository_that_the_agent_broke_costs_only_the_diff(tasks: Task
     assert "git could not compare" in (task.diff.error or "")
 
 
+async def test_a_sandbox_that_ends_under_the_agent_costs_nothing_that_was_done(
+    tasks: Tasks, registry: Registry
+) -> None:
+    row = await tasks.create(asked({"run": "mkdir artifacts; echo x | tee new artifacts/a; sleep 1000"}))
+    while "artifacts" not in await sh(registry, row.id, "ls /home/user/workspace || true"):
+        await asyncio.sleep(0.02)
+    await registry.stop(row.id)
+    task = await tasks.wait(row.id)
+    assert task.diff is not None
+    assert [file.path for file in task.diff.files] == ["artifacts/a", "new"], task.diff.error
+    assert [each.path for each in task.artifacts] == ["artifacts/a"]
+    gone = await tasks.create(asked({"run": "touch here; sleep 1000"}))
+    while "here" not in await sh(registry, gone.id, "ls /home/user/workspace || true"):
+        await asyncio.sleep(0.02)
+    await registry.destroy(gone.id)
+    lost = await tasks.wait(gone.id)
+    assert lost.diff is not None
+    assert lost.diff.error
+    with pytest.raises(SandboxNotFoundError):
+        await registry.get(gone.id)
+
+
 async def test_artifacts_are_kept_when_the_sandbox_is_gone(tasks: Tasks, repository: str) -> None:
     work = "mkdir -p artifacts/sub; printf 'a\\0b' > artifacts/sub/x.bin; echo x | tee report.html notes.md z"
     task = await done(tasks, {"run": work}, artifacts=["report.html", "*.md", "missing"], afterwards="destroy")

@@ -195,6 +195,8 @@ async def test_cancelling_a_team_ends_what_it_is_prepared_with(
 ) -> None:
     row = await teams.create(asked(("a", [{"say": "x"}]), ("b", [{"say": "x"}]), prepare="touch begun; sleep 1000"))
     first, second = (each.id for each in (await teams.get(row.id)).agents)
+    while not (await registry.list(prefix=f"team-{row.id}-base")).sandboxes:
+        await asyncio.sleep(0.02)
     while "begun" not in await sh(registry, f"team-{row.id}-base", "ls /home/user/workspace || true"):
         await asyncio.sleep(0.02)
     assert (await tasks.cancel(first)).status == "cancelled"
