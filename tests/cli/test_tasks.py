@@ -92,6 +92,10 @@ def test_tasks_are_listed_and_looked_at(ask: Skerry, tmp_path: Path) -> None:
     (tmp_path / "patch").write_text(said(ask, "tasks", id, "--diff"))
     subprocess.run(["git", "apply", "patch"], cwd=tmp_path, check=True)
     assert (tmp_path / "new.txt").read_text() == "new\n"
+    total = said(ask, "tasks", "--usage").splitlines()[-1].split("\t")
+    assert (total[0], float(total[5]) >= 0.25) == ("total", True)
+    assert said(ask, "tasks", "--usage", "--user", "nobody") == "total\t0\t0\t0\t0\t0.0000\n"
+    assert said(ask, "tasks", "--user", "nobody") == ""
     again = said(ask, "tasks", id, "--retry").strip()
     assert json.loads(said(ask, "tasks", again, "--json"))["retryOf"] == id
     assert ask("tasks", "task-nothing").returncode == 1
@@ -125,7 +129,7 @@ def test_a_team_is_planned_in_yaml(ask: Skerry, tmp_path: Path) -> None:
     assert ask("team", plan).returncode == 2
 
 
-def test_schedules_on_the_command_line(ask: Skerry) -> None:
+def test_schedules_on_the_command_line(ask: Skerry, tmp_path: Path) -> None:
     id = said(ask, "schedule", "add", "0 9 * * mon-fri", WORK, "--name", "morning", "-z", "Europe/Berlin", *OPTIONS)
     id = id.strip()
     columns = said(ask, "schedule", "list").split("\t")
@@ -139,6 +143,13 @@ def test_schedules_on_the_command_line(ask: Skerry) -> None:
     said(ask, "schedule", "resume", id)
     assert said(ask, "schedule", "remove", id) == f"{id}\n"
     assert said(ask, "schedule", "list") == ""
+    (plan := tmp_path / "nightly.yaml").write_text("agent: scripted\nagents: [{role: one, message: '[]'}]")
+    id = said(ask, "schedule", "add", "@daily", "--plan", plan).strip()
+    assert said(ask, "schedule", "list").split("\t")[1:3] == ["nightly", "@daily"]
+    task = said(ask, "schedule", "run", id).strip()
+    assert said(ask, "tasks", task, "--follow") == ""
+    said(ask, "schedule", "remove", id)
+    assert ask("schedule", "add", "@daily").returncode == 2
     wrong = ask("schedule", "add", "61 * * * *", "x", *OPTIONS)
     assert wrong.returncode == 1
     assert b"is not a minute" in wrong.stderr
