@@ -61,9 +61,15 @@ class Teams:
 
     async def create(self, request: CreateTeam) -> TeamRow:
         team, rows, hidden = self.rows_of(request)
+        await self.require(team, rows)
         await self._rows.insert(*rows, team=team)
         self.start(team, rows, hidden)
         return team
+
+    async def require(self, team: TeamRow, rows: Sequence[TaskRow]) -> None:
+        """Raises if there could not be such sandboxes; they differ by nothing but the agent."""
+        for row in {row.agent: row for row in rows}.values():
+            await self._tasks.require(self._tasks.work(row, team.snapshot).sandbox_request())
 
     def rows_of(self, request: CreateTeam) -> tuple[TeamRow, list[TaskRow], Hidden]:
         """A team that whoever asks may have, checked, and not on record yet."""
@@ -138,8 +144,9 @@ class Teams:
         left = await (self._begun(rows) if at_once else self._left(rows))
         muster = Muster(row.id for row in left)
         works = [self._tasks.work(row, snapshot, muster, hidden) for row in left]
-        if at_once and snapshot is not None:
-            await self._make_sandboxes(snapshot, [work for work in works if not work.row.cancel])
+        wanted = [work for work in works if not work.row.cancel]
+        if at_once and snapshot is not None and wanted:
+            await self._make_sandboxes(snapshot, wanted)
         for work in works:
             if work.row.cancel:
                 work.cancel()
@@ -215,6 +222,11 @@ class Teams:
     async def cancel(self, id: str) -> TeamInfo:
         """All that have not ended."""
         await asyncio.gather(*(self._tasks.cancel(agent.id) for agent in (await self.get(id)).agents))
+        found, running = await self._rows.team(id), self._running.get(id)
+        if found is not None and found[0].step == "preparing" and running is not None:
+            running.cancel()  # nobody is left whom it is prepared for
+            await asyncio.gather(running, return_exceptions=True)
+            self._begin(found[0], self._wind_up(found[0]))
         return await self.get(id)
 
 

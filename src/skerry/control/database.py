@@ -232,6 +232,19 @@ def clean(text: str) -> str:
     return text.replace("\0", "\ufffd").encode(errors="replace").decode()
 
 
+def cleaned(value: Any) -> Any:
+    """The same of all text in something."""
+    match value:
+        case str():
+            return clean(value)
+        case Mapping():
+            return {name: cleaned(part) for name, part in value.items()}
+        case list() | tuple():
+            return [cleaned(part) for part in value]
+        case _:
+            return value
+
+
 def storable(values: dict[str, Any]) -> dict[str, Any]:
     """Refuse what PostgreSQL cannot hold, on SQLite too: a program must not break when its database changes."""
     for name, value in values.items():

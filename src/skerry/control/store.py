@@ -29,7 +29,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from skerry.control.account_rows import AccountRows
 from skerry.control.audit_rows import AuditRows
-from skerry.control.database import Database, clean, storable
+from skerry.control.database import Database, clean, cleaned, storable
 from skerry.control.identity import LOCAL
 from skerry.control.schedule_rows import ScheduleRows
 from skerry.control.schema import contexts, events, exposures, mounts, owners, processes, sandboxes, workspaces
@@ -138,9 +138,9 @@ class Store(Database):
         self.accounts = AccountRows(self._read, self._write, self._upsert, storable)
         self.audit = AuditRows(self._read, self._write, self._together, sqlite=self._sqlite)
         self.webhooks = WebhookRows(self._read, self._write)
-        self.tasks = TaskRows(self._read, self._write, self._together, clean)
-        self.schedules = ScheduleRows(self._read, self._write, self._together)
-        self.workers = WorkerRows(self._read, self._write, self._upsert)
+        self.tasks = TaskRows(self._read, self._write, self._together, cleaned, storable)
+        self.schedules = ScheduleRows(self._read, self._write, self._together, storable)
+        self.workers = WorkerRows(self._read, self._write, self._upsert, storable)
         self.sessions = SessionRows(self._read, self._write, self._together, self._upsert, storable)
 
     # -- sandboxes -----------------------------------------------------------------------------------------------------
