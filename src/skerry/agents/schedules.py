@@ -94,8 +94,8 @@ class Schedules:
     async def _checked(self, work: CreateTask | CreateTeam | None) -> tuple[Any, Hidden]:
         """What makes no sense now would make none when it is due, and nobody would be there to be told."""
         if isinstance(work, CreateTeam):
-            team, rows, _ = self._teams.rows_of(work)
-            await self._teams.require(team, rows)
+            team, rows, hidden = self._teams.rows_of(work)
+            await self._teams.require(team, rows, hidden)
         else:
             assert work is not None
             row, _ = self._tasks.row_of(work)

@@ -61,15 +61,15 @@ class Teams:
 
     async def create(self, request: CreateTeam) -> TeamRow:
         team, rows, hidden = self.rows_of(request)
-        await self.require(team, rows)
+        await self.require(team, rows, hidden)
         await self._rows.insert(*rows, team=team)
         self.start(team, rows, hidden)
         return team
 
-    async def require(self, team: TeamRow, rows: Sequence[TaskRow]) -> None:
+    async def require(self, team: TeamRow, rows: Sequence[TaskRow], hidden: Hidden) -> None:
         """Raises if there could not be such sandboxes; they differ by nothing but the agent."""
         for row in {row.agent: row for row in rows}.values():
-            await self._tasks.require(self._tasks.work(row, team.snapshot).sandbox_request())
+            await self._tasks.require(self._tasks.work(row, team.snapshot, hidden=hidden).sandbox_request())
 
     def rows_of(self, request: CreateTeam) -> tuple[TeamRow, list[TaskRow], Hidden]:
         """A team that whoever asks may have, checked, and not on record yet."""
