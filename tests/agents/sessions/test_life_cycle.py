@@ -164,6 +164,10 @@ async def test_a_killed_supervisor_is_noticed_at_once(desk: Desk) -> None:
     message = await desk.prompt(id, "say begun; hang")
     await desk.event(id, "token", messageId=message)
     await desk.kill(id, "session/supervisor.py")
+    attended = desk.live(id).attendance
+    assert attended is not None
+    await attended.supervisor.ended.wait()
+    await attended.runtime.processes.cleanup()  # somebody tidies up before it is looked at
     lost = await desk.done(id, message, 20)
     assert lost["status"] == "failed"
     assert "supervisor in the sandbox has ended. It was ended by SIGKILL" in lost["error"]

@@ -28,6 +28,8 @@ from websocket import Closed, Refused, WebSocket, connect
 
 HEARTBEAT = 30.0
 LONGEST_BACKOFF = 60.0
+HELD = 10.0
+"""Seconds after which a connection was a good one. Who waits ever longer on a bad line is given up meanwhile."""
 TERMINAL = (401, 403, 404, 410)
 REMEMBERED = 100
 LOOK_EVERY = 1.0
@@ -117,7 +119,7 @@ class Bridge:
                     finally:
                         self.socket = None
                         socket.abort()
-                    if time.monotonic() - began > LONGEST_BACKOFF:
+                    if time.monotonic() - began > HELD:
                         attempt = 0
                     # One that held is tried again at once; one that did not waits longer each time.
                     if attempt == 0:

@@ -124,7 +124,10 @@ class Sessions:
             await asyncio.sleep(PULSE)
             self.spawner.warm.expire()
             for session in list(self._live.values()):
-                session.pulse()
+                try:
+                    session.pulse()
+                except Exception as error:  # noqa: BLE001 - the others are to be looked at all the same
+                    log.error("session_pulse_failed", session=session.id, error=type(error).__qualname__)
                 if session.at_rest and time.monotonic() - session.used_at > FORGOTTEN:
                     del self._live[session.id]
 

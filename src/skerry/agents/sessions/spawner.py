@@ -75,20 +75,20 @@ class Attendance:
     def __init__(self, sandbox: str, runtime: Runtime, stack: AsyncExitStack) -> None:
         self.sandbox = sandbox
         self.runtime = runtime
+        self.supervisor = runtime.processes.find(SUPERVISOR)  # whoever tidies up may have it forgotten there
         self._stack = stack
 
     @property
     def left(self) -> str | None:
         """Why nothing in it works for the session any more, if so: without a supervisor nothing is started again."""
-        supervisor = self.runtime.processes.find(SUPERVISOR)
-        if not supervisor.ended.is_set():
+        if not self.supervisor.ended.is_set():
             return None
-        return f"The supervisor in the sandbox has ended. {supervisor.info.error or self.complaint}".strip()
+        return f"The supervisor in the sandbox has ended. {self.supervisor.info.error or self.complaint}".strip()
 
     @property
     def complaint(self) -> str:
         """What the supervisor or the bridge said last of what is wrong."""
-        lines = self.runtime.processes.find(SUPERVISOR).said.decode(errors="replace").strip().splitlines()
+        lines = self.supervisor.said.decode(errors="replace").strip().splitlines()
         return clean(lines[-1][:1000]) if lines else ""
 
     async def close(self) -> None:

@@ -61,6 +61,8 @@ class AsyncConnection:
     ) -> None:
         self._target = (url, api_key, home, owner)
         self._lock = AsyncLock()
+        self.subscribing = AsyncLock()
+        """Held by who asks for a token that is good until the next one is asked for, until it was shown."""
         self._process = os.getpid()
         self._endpoint: Endpoint | None = None
         self._client: httpx.AsyncClient | None = None
@@ -75,6 +77,7 @@ class AsyncConnection:
         if self._process != os.getpid():
             # A forked child: connections and the thread of an embedded server are its parent's.
             self._process, self._lock, self._endpoint, self._client = os.getpid(), AsyncLock(), None, None
+            self.subscribing = AsyncLock()
         if self._client is None:
             endpoint = await self.endpoint()
             if self._client is None:

@@ -32,6 +32,7 @@ from skerry.agents.sessions.models import (
 )
 from skerry.client._async.connection import AsyncConnection, AsyncStream
 from skerry.client.concurrency import pause_async
+from skerry.client.frames import AsyncFrames, Frame
 from skerry.client.values import given
 from skerry.errors import ServerUnreachableError
 
@@ -203,26 +204,36 @@ class AsyncCodingSession:
 
     async def _listen(self, after: int | None) -> AsyncGenerator[SessionNews, None]:
         """One connection, for as long as it lasts."""
-        token = await self._token()
-        frames = await self.connection.frames(f"{self._path}/ws", {})
+        async with self.connection.subscribing:
+            frames, frame = await self._subscribe()
         try:
-            hello = {"type": "subscribe", "token": token, "clientId": uuid4().hex}
-            await frames.send(json.dumps(hello))
-            while (frame := await frames.recv()) is not None:
+            while frame is not None:
                 told = _news(json.loads(frame))
-                if told.event is not None:
-                    if told.event.number <= (after or 0):
-                        continue
+                if told.event is None:
+                    yield told
+                elif told.event.number > (after or 0):
                     after = told.event.number
-                yield told
+                    yield told
                 if told.type == "subscribed":
                     after = _last(told) if after is None else after
                     async with aclosing(self._events(after, None, None)) as missed:
                         async for event in missed:
                             after = event.number
                             yield SessionNews(type="sandbox_event", event=event)
+                frame = await frames.recv()
         finally:
             await frames.close()
+
+    async def _subscribe(self) -> tuple[AsyncFrames, Frame | None]:
+        """A connection, and what it is told first: nothing, if somebody else has asked for a token in between."""
+        token = await self._token()
+        frames = await self.connection.frames(f"{self._path}/ws", {})
+        try:
+            await frames.send(json.dumps({"type": "subscribe", "token": token, "clientId": uuid4().hex}))
+            return frames, await frames.recv()
+        except BaseException:
+            await frames.close()
+            raise
 
     async def _token(self) -> str:
         response = await self.connection.request("POST", f"{self._path}/ws-token")

@@ -62,6 +62,8 @@ class Connection:
     ) -> None:
         self._target = (url, api_key, home, owner)
         self._lock = Lock()
+        self.subscribing = Lock()
+        """Held by who asks for a token that is good until the next one is asked for, until it was shown."""
         self._process = os.getpid()
         self._endpoint: Endpoint | None = None
         self._client: httpx.Client | None = None
@@ -76,6 +78,7 @@ class Connection:
         if self._process != os.getpid():
             # A forked child: connections and the thread of an embedded server are its parent's.
             self._process, self._lock, self._endpoint, self._client = os.getpid(), Lock(), None, None
+            self.subscribing = Lock()
         if self._client is None:
             endpoint = self.endpoint()
             if self._client is None:

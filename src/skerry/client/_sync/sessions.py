@@ -33,6 +33,7 @@ from skerry.agents.sessions.models import (
 )
 from skerry.client._sync.connection import Connection, Stream
 from skerry.client.concurrency import pause
+from skerry.client.frames import Frame, Frames
 from skerry.client.values import given
 from skerry.errors import ServerUnreachableError
 
@@ -204,26 +205,36 @@ class CodingSession:
 
     def _listen(self, after: int | None) -> Generator[SessionNews, None]:
         """One connection, for as long as it lasts."""
-        token = self._token()
-        frames = self.connection.frames(f"{self._path}/ws", {})
+        with self.connection.subscribing:
+            frames, frame = self._subscribe()
         try:
-            hello = {"type": "subscribe", "token": token, "clientId": uuid4().hex}
-            frames.send(json.dumps(hello))
-            while (frame := frames.recv()) is not None:
+            while frame is not None:
                 told = _news(json.loads(frame))
-                if told.event is not None:
-                    if told.event.number <= (after or 0):
-                        continue
+                if told.event is None:
+                    yield told
+                elif told.event.number > (after or 0):
                     after = told.event.number
-                yield told
+                    yield told
                 if told.type == "subscribed":
                     after = _last(told) if after is None else after
                     with closing(self._events(after, None, None)) as missed:
                         for event in missed:
                             after = event.number
                             yield SessionNews(type="sandbox_event", event=event)
+                frame = frames.recv()
         finally:
             frames.close()
+
+    def _subscribe(self) -> tuple[Frames, Frame | None]:
+        """A connection, and what it is told first: nothing, if somebody else has asked for a token in between."""
+        token = self._token()
+        frames = self.connection.frames(f"{self._path}/ws", {})
+        try:
+            frames.send(json.dumps({"type": "subscribe", "token": token, "clientId": uuid4().hex}))
+            return frames, frames.recv()
+        except BaseException:
+            frames.close()
+            raise
 
     def _token(self) -> str:
         response = self.connection.request("POST", f"{self._path}/ws-token")
