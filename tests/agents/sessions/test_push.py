@@ -327,14 +327,26 @@ async def test_the_second_session_with_a_repository_finds_it_there(
     for each in (id, other):
         await desk.http.delete(f"/sessions/{each}")
 
-    # After half an hour it is too old to begin from, and goes.
+    # After half an hour it is too old to begin from. One that was used is made anew, one that was not goes.
     old, later = warm.take(row, TOKEN), time.time() + 1800
     monkeypatch.setattr(warm, "_clock", lambda: later)
     assert warm.take(row, TOKEN) is None
     warm.expire()
 
+    async def there() -> set[str]:
+        return {each.id for each in await desk.registry.snapshots.list_()}
+
+    async def renewed() -> bool:
+        return not warm._making and old not in await there()
+
+    await desk.until(renewed)
+    (anew,) = [entry for entry in warm._entries.values() if entry.row.repo_name == row.repo_name]
+    assert (anew.made_at, anew.used, anew.snapshot in await there()) == (later, False, True)
+    later += 1800
+    warm.expire()
+
     async def gone() -> bool:
-        return old not in [each.id for each in await desk.registry.snapshots.list_()]
+        return not warm._entries and anew.snapshot not in await there()
 
     await desk.until(gone)
 

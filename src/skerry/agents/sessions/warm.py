@@ -32,12 +32,15 @@ LABEL = {"session-warm": "repository"}
 Key = tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Entry:
     snapshot: str
     made_at: float
+    row: SessionRow
+    secrets: Mapping[str, Secret]
     context: Context
     """On whose behalf it was made, and is deleted."""
+    used: bool = False
 
 
 class Warm:
@@ -54,7 +57,10 @@ class Warm:
     def take(self, row: SessionRow, token: str | None) -> str | None:
         """The snapshot to begin from, if there is one that is not too old."""
         entry = self._entries.get(_key(row, token))
-        return entry.snapshot if entry is not None and self._clock() - entry.made_at < AGE else None
+        if entry is None or self._clock() - entry.made_at >= AGE:
+            return None
+        entry.used = True
+        return entry.snapshot
 
     def want(self, row: SessionRow, token: str | None, secrets: Mapping[str, Secret], context: Context) -> None:
         """See to it that the next session with this repository finds it there."""
@@ -63,6 +69,9 @@ class Warm:
             return
         if self._registry.provider.capabilities().snapshots == "none":
             return
+        self._begin(key, row, secrets, context)
+
+    def _begin(self, key: Key, row: SessionRow, secrets: Mapping[str, Secret], context: Context) -> None:
         making = self._make(key, row, secrets, context)
         task = self._making[key] = asyncio.get_running_loop().create_task(making, context=context)
         task.add_done_callback(lambda _: self._making.pop(key, None))
@@ -72,9 +81,13 @@ class Warm:
         self._entries = {key: entry for key, entry in self._entries.items() if entry.snapshot != snapshot}
 
     def expire(self) -> None:
+        """What is too old is made anew if some session began from it, and else goes."""
         now = self._clock()
-        for key in [key for key, entry in self._entries.items() if now - entry.made_at >= AGE]:
-            self._drop(key)
+        for key, entry in list(self._entries.items()):
+            if now - entry.made_at >= AGE and key not in self._making:
+                self._drop(key)
+                if entry.used:
+                    self._begin(key, entry.row, entry.secrets, entry.context.copy())
 
     async def close(self) -> None:
         for task in self._making.values():
@@ -112,7 +125,7 @@ class Warm:
         before = self._entries.pop(key, None)
         if before is not None:
             await self._delete(before.snapshot)
-        self._entries[key] = Entry(made.id, self._clock(), context)
+        self._entries[key] = Entry(made.id, self._clock(), row, given, context)
         while len(self._entries) > self._most:
             self._drop(next(iter(self._entries)))
 
