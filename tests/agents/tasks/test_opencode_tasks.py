@@ -85,7 +85,7 @@ def edits(agent: str) -> tuple[Answer, ...]:
 
 def script(model: Model, agent: str = "opencode") -> None:
     """What a model does about a failing test: look, run, edit, run again, say."""
-    test = "python3 test_adding.py"
+    test = "python3 -B test_adding.py"  # compiled, a file of the same size and second would be taken for the same
     words = say("The sum was a difference; it passes now.")
     model.when("failing test", bash(agent, test), *edits(agent), bash(agent, test), words)
 
