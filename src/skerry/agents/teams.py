@@ -200,9 +200,10 @@ class Teams:
         for row in found[1]:
             await self._tasks.wait(row.id)
         asked = CreateTeam.model_validate(team.request).snapshot
-        if found[0].snapshot is not None and asked is None:
-            with suppress(SnapshotNotFoundError):
-                await self._registry.snapshots.delete(found[0].snapshot, force=True)
+        if asked is None:  # by what it was made of: a server may have ended before it knew the name
+            for made in await self._registry.snapshots.list_(f"team-{team.id}-base"):
+                with suppress(SnapshotNotFoundError):
+                    await self._registry.snapshots.delete(made.id, force=True)
         await self._rows.update_team(team.id, step="done")
 
     # -- looking -------------------------------------------------------------------------------------------------------
