@@ -92,6 +92,10 @@ def test_tasks_are_listed_and_looked_at(ask: Skerry, tmp_path: Path) -> None:
     (tmp_path / "patch").write_text(said(ask, "tasks", id, "--diff"))
     subprocess.run(["git", "apply", "patch"], cwd=tmp_path, check=True)
     assert (tmp_path / "new.txt").read_text() == "new\n"
+    broken = said(ask, "task", script({"run": "git init -q; rm -rf /home/user/workspace"}), *OPTIONS, "--json")
+    lacking = ask("tasks", json.loads(broken)["id"], "--diff")
+    assert (lacking.returncode, lacking.stdout) == (1, b"")
+    assert b"warning: There is no diff" in lacking.stderr
     total = said(ask, "tasks", "--usage").splitlines()[-1].split("\t")
     assert (total[0], float(total[5]) >= 0.25) == ("total", True)
     assert said(ask, "tasks", "--usage", "--user", "nobody") == "total\t0\t0\t0\t0\t0.0000\n"

@@ -351,8 +351,8 @@ class Run:
             self._tokens += event.tokens
             self._trouble = None
             journal.add("step_finish", event=_plain(event))
-            # Spent is spent, whatever becomes of this server.
-            await self._save(tokens=self._tokens.model_dump(), cost=self._cost)
+            with suppress(SkerryError):  # spent is spent, whatever becomes of this server; of its store not at once
+                await self._save(tokens=self._tokens.model_dump(), cost=self._cost)
         elif isinstance(event, Permission):
             journal.add("permission", event=_plain(event))
             await self._answer_for(event)

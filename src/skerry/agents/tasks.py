@@ -436,6 +436,11 @@ class Tasks:
 
     async def cancel(self, id: str) -> TaskInfo:
         """Stop the agent; what it has done so far is in the result. Of one that has ended, as it is."""
+        await self.stop(id)
+        return await self.wait(id)
+
+    async def stop(self, id: str) -> None:
+        """The same, without waiting for its end."""
         row = await self._mine(id)
         if not TaskStatus(row.status).ended:
             await self._rows.update(id, unless_ended=True, cancel=True)
@@ -443,7 +448,6 @@ class Tasks:
                 self._runs[id][0].cancel()
             elif row.team_id is not None and row.runner == self.runner:
                 await self.end(id, CANCELLED, only_at="waiting")  # for what its team is prepared with
-        return await self.wait(id)
 
     async def retry(self, id: str) -> TaskRow:
         """The same once more, as another task, from the beginning."""

@@ -201,9 +201,10 @@ class Teams:
         for row in found[1]:
             await self._tasks.wait(row.id)
         asked = CreateTeam.model_validate(team.request).snapshot
-        if found[0].snapshot is not None and asked is None:
-            with suppress(SnapshotNotFoundError):
-                await self._registry.snapshots.delete(found[0].snapshot, force=True)
+        if asked is None:  # by what it was made of: a server may have ended before it knew the name
+            for made in await self._registry.snapshots.list_(f"team-{team.id}-base"):
+                with suppress(SnapshotNotFoundError):
+                    await self._registry.snapshots.delete(made.id, force=True)
         await self._rows.update_team(team.id, step="done")
 
     # -- looking -------------------------------------------------------------------------------------------------------
@@ -221,13 +222,17 @@ class Teams:
 
     async def cancel(self, id: str) -> TeamInfo:
         """All that have not ended."""
-        await asyncio.gather(*(self._tasks.cancel(agent.id) for agent in (await self.get(id)).agents))
+        await self.stop(id)
+        return await self.wait(id)
+
+    async def stop(self, id: str) -> None:
+        """The same, without waiting for their end."""
+        await asyncio.gather(*(self._tasks.stop(agent.id) for agent in (await self.get(id)).agents))
         found, running = await self._rows.team(id), self._running.get(id)
         if found is not None and found[0].step == "preparing" and running is not None:
             running.cancel()  # nobody is left whom it is prepared for
             await asyncio.gather(running, return_exceptions=True)
             self._begin(found[0], self._wind_up(found[0]))
-        return await self.get(id)
 
 
 def _act_for(team: TeamRow) -> None:

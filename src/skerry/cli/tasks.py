@@ -203,7 +203,7 @@ def _one(client: Any, task: str, diff: bool, cancel: bool, retry: bool, artifact
         content = client.task_patch(task) if artifact is None else client.task_artifact(task, artifact)
         sys.stdout.buffer.write(content)
         sys.stdout.flush()
-        return 0
+        return 0 if artifact is not None else _warned(client.get_task(task))
     if retry:
         need_server(client, "task")
         again = client.retry_task(task)
@@ -219,6 +219,18 @@ def _one(client: Any, task: str, diff: bool, cancel: bool, retry: bool, artifact
     for file in found.diff.files if found.diff is not None else []:
         print(f"{file.status[0].upper()} {file.path}")
     return 0 if cancel else exit_code(found) if found.completed_at else 0
+
+
+def _warned(task: Any) -> int:
+    """Whoever applies a patch is told if it is not all there is."""
+    from skerry.cli.watching import lacking
+
+    lack = lacking(task) if task.completed_at is not None else "The task has not ended: there is no diff yet."
+    if lack is None and task.diff is None:
+        lack = "There is no diff: no agent came to work."
+    if lack is not None:
+        print(f"warning: {lack}", file=sys.stderr)
+    return 0 if lack is None else 1
 
 
 async def _followed(target: Target, task: str, as_json: bool) -> int:

@@ -182,9 +182,18 @@ def summary(task: TaskInfo) -> str:
     lines = [f"{task.id}: {', '.join(facts)}"]
     if task.error:
         lines.append(f"error: {task.error} ({task.error_code})")
-    if diff is not None and diff.error:
-        lines.append(f"There is no diff: {diff.error}")
+    if (lack := lacking(task)) is not None:
+        lines.append(lack)
     return "\n".join(lines)
+
+
+def lacking(task: TaskInfo) -> str | None:
+    """Why its patch is not all that the agent did."""
+    if task.diff is None:
+        return None
+    if task.diff.error:
+        return f"There is no diff: {task.diff.error}"
+    return "The patch is larger than what is kept: there are files missing in it." if task.diff.truncated else None
 
 
 def print_diff(task: TaskInfo) -> None:

@@ -101,8 +101,9 @@ def routes(workforce: Workforce) -> APIRouter:
         return Response(await workforce.tasks.artifact(task, path), media_type="application/octet-stream")
 
     @router.post("/task/{task}/cancel", response_model=TaskInfo)
-    async def cancel_task(task: TaskId) -> Response:
-        return answer(await workforce.tasks.cancel(task))
+    async def cancel_task(task: TaskId, request: Request) -> Response:
+        await workforce.tasks.stop(task)
+        return answer(await _patiently(request, workforce.tasks.wait(task)) or await workforce.tasks.get(task))
 
     @router.post("/task/{task}/retry", status_code=202, response_model=TaskInfo)
     async def retry_task(task: TaskId) -> Response:
@@ -134,8 +135,9 @@ def routes(workforce: Workforce) -> APIRouter:
         return answer(await workforce.teams.get(team))
 
     @router.post("/team/{team}/cancel", response_model=TeamInfo)
-    async def cancel_team(team: TaskId) -> Response:
-        return answer(await workforce.teams.cancel(team))
+    async def cancel_team(team: TaskId, request: Request) -> Response:
+        await workforce.teams.stop(team)
+        return answer(await _patiently(request, workforce.teams.wait(team)) or await workforce.teams.get(team))
 
     # -- what there is -------------------------------------------------------------------------------------------------
 

@@ -367,22 +367,31 @@ def test_a_server_that_is_killed_in_the_middle_of_a_prompt_loses_nothing(tmp_pat
 
 def test_a_server_that_is_stopped_answers_those_who_wait_and_the_next_goes_on(tmp_path: Path) -> None:
     (home := tmp_path / "home").mkdir()
-    server = ServerProcess(home, first=SCRIPTED)
+    deaf = "import asyncio\nfrom tests.agents.tasks.scripted import ScriptedRunning\n"
+    deaf += "ScriptedRunning.abort = lambda *_: asyncio.sleep(60)\n"
+    server = ServerProcess(home, first=SCRIPTED + deaf)
     answers: list[Any] = []
     url = server.url
 
-    def wait() -> None:
-        answers.append(httpx.post(f"{url}{AGENTS}/task", json=body({"say": "here"}, {"hang": True}), timeout=60))
+    def ask(path: str, **wish: Any) -> threading.Thread:
+        thread = threading.Thread(
+            target=lambda: answers.append(httpx.post(f"{url}{AGENTS}/{path}", timeout=60, **wish))
+        )
+        thread.start()
+        return thread
 
-    waiting = threading.Thread(target=wait)
-    waiting.start()
+    waiting = [ask("task", json=body({"say": "here"}, {"hang": True}))]
     with Client(server.url) as client:
         _until(lambda: any(task.session_id for task in client.list_tasks().tasks))
+        (task,) = client.list_tasks().tasks
+    waiting.append(ask(f"task/{task.id}/cancel"))  # of an agent that does not hear
+    time.sleep(0.3)
     began = time.monotonic()
     assert server.stop() == 0
     assert time.monotonic() - began < 12
-    waiting.join()
-    assert (answers[0].status_code, answers[0].json()["status"]) == (200, "running")
+    for thread in waiting:
+        thread.join()
+    assert [(answer.status_code, answer.json()["status"]) for answer in answers] == [(200, "running")] * 2
     server = ServerProcess(home, first=SCRIPTED)
     try:
         with Client(server.url) as client:

@@ -17,6 +17,7 @@ from skerry.errors import (
     NotFoundError,
     QuotaExceededError,
     SandboxNotFoundError,
+    StoreError,
     TeamNotFoundError,
 )
 from skerry.models import CreateSandbox, CreateSnapshot, SandboxInfo, State
@@ -181,6 +182,23 @@ async def test_a_team_that_breaks_leaves_none_of_its_agents_waiting(
     assert [(each.status, each.error_code) for each in team.agents] == [("failed", "internal_error")] * 2
     with pytest.raises(SandboxNotFoundError):
         await registry.get(f"team-{team.team_id}-base")
+
+
+async def test_a_snapshot_that_was_made_and_not_written_down_is_not_left(
+    teams: Teams, registry: Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = registry.tasks.update_team
+
+    async def forgetful(id: str, **changes: Any) -> None:
+        if changes["step"] == "running":
+            raise StoreError("The database went away.")
+        await write(id, **changes)
+
+    monkeypatch.setattr(registry.tasks, "update_team", forgetful)
+    team = await done(teams, ("a", [{"say": "x"}]), ("b", [{"say": "x"}]), prepare="true")
+    assert [agent.error_code for agent in team.agents] == ["store_unavailable"] * 2
+    await _settled(teams)
+    assert [each for each in await registry.snapshots.list_() if each.labels.get("team") == team.team_id] == []
 
 
 async def test_cancelling_a_team_cancels_all_that_work(teams: Teams, agent: ScriptedAgent) -> None:
