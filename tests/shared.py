@@ -1,6 +1,7 @@
 """Several runs of pytest beside each other that share the tests: each takes the next file that none has taken yet.
 
-``TESTS_TAKEN`` is the directory in which they note what they took; scripts/run_tests.py makes it.
+``TESTS_TAKEN`` is the directory in which they note what they took, ``TESTS_RECORD`` the one in which each notes how far
+it is; scripts/run_tests.py makes them.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-TAKEN = "TESTS_TAKEN"
+TAKEN, RECORD = "TESTS_TAKEN", "TESTS_RECORD"
 # So that none of them is what all others wait for at the end.
 LONGEST = (
     "egress/test_tunnels.py",
@@ -33,6 +34,23 @@ LONGEST = (
 def pytest_configure(config: pytest.Config) -> None:
     if place := os.environ.get(TAKEN):
         config.pluginmanager.register(Share(Path(place)))
+    if place := os.environ.get(RECORD):
+        config.pluginmanager.register(Record(Path(place)))
+
+
+class Record:
+    """What is under way and what has failed, for whoever must do without this run's own last words."""
+
+    def __init__(self, place: Path) -> None:
+        self._at, self._failed = place / "at", place / "failed"
+
+    def pytest_runtest_logstart(self, nodeid: str) -> None:
+        self._at.write_text(nodeid)
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.failed:
+            with self._failed.open("a") as file:
+                file.write(f"{report.nodeid}\n")
 
 
 class Share:

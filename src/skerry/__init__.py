@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     )
     from skerry.client.values import FileText, SafeResult, Transfer, refuse_shell_syntax
     from skerry.errors import (
+        AgentConfigError,
         AgentDiedError,
         AgentError,
         AgentSessionNotFoundError,
@@ -117,6 +118,7 @@ if TYPE_CHECKING:
         MissingCommandError,
         MissingPathError,
         ModelFailedError,
+        ModelUnknownError,
         MountExistsError,
         MountNotFoundError,
         NameTooLongError,
@@ -261,6 +263,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "AgentConfigError",
     "AgentDiedError",
     "AgentError",
     "AgentSessionNotFoundError",
@@ -379,6 +382,7 @@ __all__ = [
     "MissingCommandError",
     "MissingPathError",
     "ModelFailedError",
+    "ModelUnknownError",
     "MountExistsError",
     "MountInfo",
     "MountNotFoundError",

@@ -137,10 +137,12 @@ and arrive in the SDK as the class they left as.
      │   ├─ ToolboxMissingError        409  toolbox_missing
      │   └─ ToolboxInUseError          409  toolbox_in_use
      ├─ AgentError                     502  agent_failed
+     │   ├─ AgentConfigError           400  agent_config_invalid
      │   ├─ AgentUnreadyError          503  agent_unready
      │   ├─ AgentDiedError             502  agent_died
      │   ├─ AgentSessionNotFoundError  404  agent_session_not_found
      │   ├─ QuestionNotFoundError      404  question_not_found
+     │   ├─ ModelUnknownError          400  model_unknown
      │   └─ ModelFailedError           502  model_failed
      ├─ HostUnfitError                 503  host_unfit
      ├─ ServerUnreachableError         503  server_unreachable
@@ -807,6 +809,13 @@ class AgentError(SkerryError):
     code = "agent_failed"
 
 
+class AgentConfigError(AgentError):
+    """The agent program does not take the settings, or the files, that it was given."""
+
+    status = 400
+    code = "agent_config_invalid"
+
+
 class AgentUnreadyError(AgentError):
     """It does not answer (yet)."""
 
@@ -828,6 +837,13 @@ class QuestionNotFoundError(AgentError):
 
     status = 404
     code = "question_not_found"
+
+
+class ModelUnknownError(AgentError):
+    """The agent knows no model of this name."""
+
+    status = 400
+    code = "model_unknown"
 
 
 class ModelFailedError(AgentError):

@@ -51,8 +51,8 @@ def whose(_logger: Any, _method: str, line: Line) -> Line:
     if found is not None:
         line.setdefault("request_id", found.request_id)
         line.setdefault("client", found.client)
-        for name, value in (("sandbox", found.sandbox), ("owner", found.owner), ("user", found.user)):
-            if value is not None:
+        for name in ("sandbox", "owner", "user", "user_id"):
+            if (value := getattr(found, name)) is not None:
                 line.setdefault(name, value)
         line.setdefault("actor", actor.get())
     elif (by := actor.get()) != SERVER:

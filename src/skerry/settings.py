@@ -17,6 +17,8 @@ from skerry.models import Limits
 HOSTNAME = re.compile(r"(?=[^:]{1,253}(?::|$))(?!.*\.\.)[a-z0-9](?:[a-z0-9.-]*[a-z0-9])?(?::[1-9][0-9]{0,4})?")
 """A host that previews may live under, in lower case, with a port where it is not the usual one."""
 
+SPARES = 5
+"""Machines that `skerry serve` keeps half started unless it is told otherwise."""
 PROVIDERS = ("local", "docker", "cloudflare", "modal")
 _ORIGIN = re.compile(r"https?://[^/*\s]+")
 _ALSO = {
@@ -27,6 +29,7 @@ _ALSO = {
     "forge_token": ("GITHUB_APP_TOKEN",),
     "cloudflare_token": ("CLOUDFLARE_API_TOKEN", "CLOUDFLARE_SANDBOX_API_KEY"),
     "worker_token": ("AGENTPOD_API_TOKEN",),
+    "report_to": ("AGENTPOD_API_URL",),
 }
 """Names that other programs use for the same."""
 
@@ -72,6 +75,7 @@ class Settings(BaseModel):
     api_keys: tuple[str, ...] = Field((), repr=False)
     service_secret: str | None = Field(None, repr=False, min_length=16)
     warm_pool: int = Field(0, ge=0, le=1000)
+    spares: int = Field(0, ge=0, le=100)
     pool_size: int | None = Field(None, ge=0)
     limits: str | None = None
     sleep_after: float = Field(600.0, gt=0)
@@ -135,6 +139,7 @@ class Settings(BaseModel):
     task_slots: int = Field(16, ge=1, le=10_000)
     task_days: float = Field(30.0, gt=0)
     worker_token: str | None = Field(None, repr=False, min_length=16)
+    report_to: str | None = None
     session_inactivity: float = Field(600.0, gt=0)
     session_warm: int = Field(2, ge=0, le=1000)
     session_events: int = Field(20_000, ge=10)
@@ -171,7 +176,7 @@ class Settings(BaseModel):
             raise ValueError("write it like preview.example.com, without https:// and without a path")
         return name
 
-    @field_validator("public_url", "cloudflare_url", "forge_url", "forge_git_url")
+    @field_validator("public_url", "cloudflare_url", "forge_url", "forge_git_url", "report_to")
     @classmethod
     def _url(cls, value: str | None) -> str | None:
         if value is None:

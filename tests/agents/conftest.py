@@ -61,4 +61,8 @@ def sandbox_request(model: Model, toolbox: str = "opencode", **more: Any) -> Cre
 
 
 def opencode_setup(model: Model, **more: Any) -> Setup:
-    return Setup(env={"OPENCODE_CONFIG_CONTENT": json.dumps(config(model, key=PLACEHOLDER, **more))})
+    return setup_of(config(model, key=PLACEHOLDER, **more))
+
+
+def setup_of(settings: dict[str, Any]) -> Setup:
+    return Setup(env={"OPENCODE_CONFIG_CONTENT": json.dumps(settings)})

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from skerry.agents.contract import Setup
+from skerry.agents.desk import Desk
 from skerry.agents.opencode.agent import OpenCode
 from skerry.agents.opencode.catalogue import VARIABLE, Catalogue, read_catalogue
 from skerry.agents.opencode.running import RunningOpenCode
-from skerry.agents.run import Desk
 from skerry.agents.task_models import CreateTask
 from skerry.agents.tasks import Tasks
 from skerry.control.registry import Registry

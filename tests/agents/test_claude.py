@@ -179,9 +179,17 @@ async def test_a_model_with_a_bad_day_is_asked_again(desk: Desk, model: Model) -
 
 async def test_it_waits_for_leave_where_it_is_to_ask(desk: Desk, model: Model) -> None:
     model.when("clean up", call("Bash", command="rm -f made.txt", description="Clean up"), say("cleaned"))
-    assert prepare("claude-code", {"permission": {"bash": "ask"}}).setup.asks
-    asking = await ClaudeCode().start(desk.runtime, replace(desk.claude._setup, asks=True))
+    model.when("put it", call("Write", file_path="/home/user/workspace/x", content="x"), say("put"))
+    model.when("make a directory", call("Bash", command="mkdir -p made", description="Make it"), say("made"))
+    rules = {"bash": {"*": "allow", "rm *": "ask"}, "edit": "deny"}
+    wanted = prepare("claude-code", {"permission": rules}).setup
+    setup = replace(desk.claude._setup, files={**desk.claude._setup.files, **wanted.files}, asks=wanted.asks)
+    asking = await ClaudeCode().start(desk.runtime, setup)
     session = await asking.create_session()
+    for text, status in (("make a directory", "completed"), ("put it", "error")):
+        events = [event async for event in asking.prompt(session, prompt(text))]
+        assert "permission" not in kinds(events)
+        assert [event.status for event in events if event.type == "tool_call"][-1] == status
     for reply, status in (("reject", "error"), ("once", "completed")):
         events = []
         async for event in asking.prompt(session, prompt("clean up")):

@@ -56,6 +56,22 @@ def test_a_host_of_ones_own_is_where_the_key_goes() -> None:
     assert clear.secrets["10.0.0.1:80"].insecure
 
 
+def test_a_key_among_the_headers_is_a_key() -> None:
+    options = {"baseURL": "https://models.example.com/v1", "headers": {"api-key": SECRET, "x-team": "tide"}}
+    made = prepare("opencode", {"provider": {"mine": {"options": options}}})
+    secret = made.secrets["models.example.com"]
+    assert secret.value is not None
+    assert (secret.header, secret.scheme, secret.value.get_secret_value()) == ("api-key", "{value}", SECRET)
+    assert settings(made)["provider"]["mine"]["options"] == {
+        "baseURL": "https://models.example.com/v1",
+        "headers": {"x-team": "tide"},
+    }
+    options = {"headers": {"Authorization": f"Bearer {SECRET}", "x-team": "tide"}}
+    claude = prepare("claude-code", {"provider": {"anthropic": {"options": options}}})
+    assert claude.secrets["api.anthropic.com"].header == "Authorization"
+    assert claude.setup.env == {"ANTHROPIC_AUTH_TOKEN": PLACEHOLDER, "ANTHROPIC_CUSTOM_HEADERS": "x-team: tide"}
+
+
 def test_tokens_are_refreshed_outside() -> None:
     grant = {"type": "oauth", "refresh": "r-1", "tokenUrl": "https://auth.example.com/token", "clientId": "agent"}
     made = prepare("opencode", {"auth": {"anthropic": grant}})
@@ -64,6 +80,10 @@ def test_tokens_are_refreshed_outside() -> None:
     assert oauth.token_url == "https://auth.example.com/token"
     access = prepare("opencode", {"auth": {"anthropic": {"type": "oauth", "access": SECRET, "expires": 1}}})
     assert access.secrets["api.anthropic.com"].scheme == "Bearer {value}"
+    options = settings(access)["provider"]["anthropic"]["options"]
+    assert (options["authToken"], "apiKey" in options) == (PLACEHOLDER, False), "a key that is none is looked at first"
+    claude = prepare("claude-code", {"auth": {"anthropic": grant}}).setup.env
+    assert claude == {"CLAUDE_CODE_OAUTH_TOKEN": PLACEHOLDER}
     with pytest.raises(InvalidRequestError, match="where to go with it"):
         prepare("opencode", {"auth": {"anthropic": {"type": "oauth", "refresh": "r-1"}}})
 
@@ -111,6 +131,44 @@ def test_nothing_is_asked_or_shared_unless_the_configuration_says_so() -> None:
 
 
 @pytest.mark.parametrize(
+    ("permission", "ask", "deny"),
+    [
+        ({}, [], []),
+        ({"task": "allow", "bash": "allow"}, [], []),
+        ({"bash": "ask"}, ["Bash"], []),
+        ({"bash": {"*": "allow", "rm *": "deny", "git push *": "ask"}}, ["Bash(git push *)"], ["Bash(rm *)"]),
+        ({"edit": "deny", "webfetch": "deny"}, [], ["Edit", "Write", "NotebookEdit", "WebFetch"]),
+        ({"*": "deny", "read": "allow", "grep": "allow", "edit": "allow"}, [], None),
+    ],
+)
+def test_what_claude_code_may_do_is_told_in_its_own_words(
+    permission: dict[str, Any], ask: list[str], deny: list[str] | None
+) -> None:
+    setup = prepare("claude-code", {"permission": permission}).setup
+    written = json.loads(setup.files.get("/root/.claude/permissions.json", b"{}")).get("permissions", {})
+    assert (setup.asks, written.get("ask", [])) == (bool(ask), ask)
+    if deny is not None:
+        assert written.get("deny", []) == deny
+    else:
+        assert {"Bash", "WebFetch", "Agent"} <= set(written["deny"])
+        assert not {"Read", "Grep", "Edit", "Write"} & set(written["deny"])
+
+
+def test_claude_code_is_given_the_mcp_servers_that_are_enabled() -> None:
+    servers = {"on": {"type": "local", "command": ["a", "b"]}, "off": {"command": ["c"], "enabled": False}}
+    setup = prepare("claude-code", {"mcp": servers}).setup
+    assert json.loads(setup.files["/root/.claude/mcp.json"]) == {
+        "mcpServers": {"on": {"command": "a", "args": ["b"], "env": {}}}
+    }
+    for wrong in ({"type": "local"}, {"command": "a b"}, {"type": "remote"}):
+        with pytest.raises(InvalidRequestError, match="'odd'"):
+            prepare("claude-code", {"mcp": {"odd": wrong}})
+    for permission in ("sometimes", {"bash": "sometimes"}, ["bash"]):
+        with pytest.raises(InvalidRequestError, match="permission"):
+            prepare("claude-code", {"permission": permission})
+
+
+@pytest.mark.parametrize(
     "given",
     [
         {"files": [{"type": "agent", "name": "../x", "content": ""}]},
@@ -120,6 +178,11 @@ def test_nothing_is_asked_or_shared_unless_the_configuration_says_so() -> None:
         {"provider": {"mine": {"options": {"apiKey": SECRET, "baseURL": "ftp://x"}}}},
         {"provider": {"mine": {"options": {"apiKey": SECRET, "baseURL": "https://x:99999999"}}}},
         {"provider": {"mine": {"options": "none"}}},
+        {"provider": {"mine": {"options": {"baseURL": "https://x", "apiKey": [SECRET]}}}},
+        {"provider": {"mine": {"options": {"baseURL": "https://x", "headers": SECRET}}}},
+        {"provider": {"mine": {"options": {"baseURL": "https://x", "headers": {"api-key": SECRET, "X-Api-Key": "y"}}}}},
+        {"provider": {"mine": {"options": {"baseURL": "https://x", "apiKey": "y", "headers": {"api-key": SECRET}}}}},
+        {"provider": {name: {"options": {"baseURL": "https://x", "apiKey": SECRET + name}} for name in ("a", "b")}},
         {"auth": {"anthropic": {"type": "api"}}},
         {"auth": {"anthropic": {"type": "api", "key": SECRET, "kee": SECRET}}},
     ],
@@ -142,6 +205,19 @@ def test_the_servers_own_key_is_used_where_its_operator_lets_it(monkeypatch: pyt
     assert made(closed=True) == {}
     assert made(True, "env:ANTHROPIC_API_KEY@api.anthropic.com")["api.anthropic.com"].value is None
     assert made(True, "env:ANTHROPIC_API_KEY@elsewhere.example.com") == {}
+
+
+def test_a_variable_in_place_of_a_key_is_the_servers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TIDE_KEY", SECRET)
+    remote = {"type": "remote", "url": "https://mcp.example.com", "headers": {"Authorization": "Bearer {env:TIDE_KEY}"}}
+    given = {"provider": {"openai": {"options": {"apiKey": "{env:TIDE_KEY}"}}}, "mcp": {"far": remote}}
+    made = prepare("opencode", given, has=server_variables(Settings(), closed=False))
+    for host in ("api.openai.com", "mcp.example.com"):
+        assert (made.secrets[host].value_from, made.secrets[host].scheme) == ("env:TIDE_KEY", "Bearer {value}")
+    for closed, value in ((True, "{env:TIDE_KEY}"), (False, "{env:NOBODYS}"), (False, "{file:~/.key}")):
+        has = server_variables(Settings(), closed)
+        with pytest.raises(InvalidRequestError, match=r"The key for api\.openai\.com is to come from"):
+            prepare("opencode", {"provider": {"openai": {"options": {"apiKey": value}}}}, has=has)
 
 
 TOOL = """

@@ -17,8 +17,8 @@ from skerry.agents.opencode.running import RunningOpenCode
 from skerry.control.registry import Registry
 from skerry.models import ExecRequest, SetEgress
 from skerry.runtime.runtime import Runtime
-from tests.agents.conftest import HOST, KEY, PLACEHOLDER, opencode_setup, sandbox_request
-from tests.agents.model import Model, call, fail, hang, say
+from tests.agents.conftest import HOST, KEY, PLACEHOLDER, opencode_setup, sandbox_request, setup_of
+from tests.agents.model import Model, call, config, fail, hang, say
 from tests.agents.search import nothing_inside
 
 _numbers = itertools.count(1)
@@ -47,9 +47,11 @@ def kinds(events: list[Any]) -> list[str]:
 async def desk(agency: Registry, scripted: Model) -> AsyncIterator[Desk]:
     info = await agency.create(sandbox_request(scripted))
     async with agency.use(info.id) as runtime:
-        agent = OpenCode()
-        permission = {"*": "allow", "bash": {"*": "allow", "rm *": "ask"}}
-        yield Desk(info.id, runtime, await agent.start(runtime, opencode_setup(scripted, permission=permission)))
+        given = config(scripted, key=PLACEHOLDER, permission={"*": "allow", "bash": {"*": "allow", "rm *": "ask"}})
+        patient = given["provider"]["scripted"]
+        given["provider"]["hasty"] = {**patient, "options": {**patient["options"], "timeout": 500}}
+        given["enabled_providers"].append("hasty")
+        yield Desk(info.id, runtime, await OpenCode().start(runtime, setup_of(given)))
     await agency.destroy(info.id)
 
 
@@ -145,6 +147,15 @@ async def test_a_model_with_a_bad_day_is_asked_again(desk: Desk, model: Model) -
     ]
     assert [event.content for event in events if event.type == "token"][-1] == "better now"
     assert events[-1].success
+
+
+async def test_a_model_that_takes_too_long_has_failed(desk: Desk, model: Model) -> None:
+    model.when("hang", hang())
+    model.when("slowly", say("one two three four five six seven eight nine ten", pause=0.3))
+    for text in ("hang", "slowly"):
+        events = await desk.ask(text, model="hasty/scripted-1")
+        assert (events[-1].success, events[-1].code) == (False, "model_failed")
+        assert "timed out" in events[-1].error
 
 
 async def test_a_network_that_is_lost_is_said_to_be_and_may_come_back(

@@ -8,6 +8,7 @@ import pytest
 from pydantic import TypeAdapter
 
 from skerry.agents.models import AgentEvent
+from skerry.agents.opencode.spacing import Spacing
 from skerry.agents.opencode.turn import MOST_RETRIES, Turn
 
 SESSION, OURS = "ses_1", "msg_ours"
@@ -62,6 +63,14 @@ def test_text_comes_as_the_answer_so_far() -> None:
     assert told(
         prompted(), answer(), part("p", "text", text=""), delta("p", "4"), delta("p", "2"), part("p", "text", text="42")
     ) == [("token", "4"), ("token", "42")]
+
+
+def test_a_message_that_says_the_same_as_the_one_before_is_told() -> None:
+    turn = Turn(SESSION, OURS)
+    for id in ("msg_1", "msg_2"):
+        turn.feed(prompted()), turn.feed(answer(id=id))
+        said = turn.feed(part(f"p-{id}", "text", message=id, text="done"))
+        assert [(each["content"], each["textId"]) for each in said] == [("done", id)]
 
 
 def test_deltas_of_older_versions_come_inside_of_the_part() -> None:
@@ -255,3 +264,21 @@ def test_who_knows_better_ends_it_once() -> None:
 )
 def test_junk_is_passed_over(junk: dict[str, Any]) -> None:
     assert Turn(SESSION, OURS).feed(junk) == []
+
+
+def test_of_an_answer_that_grows_few_states_are_told_and_always_the_last() -> None:
+    def token(content: str) -> dict[str, Any]:
+        return {"type": "token", "content": content}
+
+    spacing, end = Spacing(pause=60), {"type": "step_finish"}
+    assert spacing.let([token("a")]) == [token("a")], "the first word waits for nothing"
+    assert spacing.due is None
+    assert spacing.let([token("a b")]) == []
+    assert spacing.let([token("a b c")]) == []
+    assert spacing.due is not None
+    assert spacing.let([end]) == [token("a b c"), end], "and nothing comes before what it followed"
+    assert spacing.let([token("d")]) == []
+    assert spacing.rest() == [token("d")]
+    assert spacing.rest() == []
+    soon = Spacing(pause=0)
+    assert [soon.let([token(word)]) for word in "ab"] == [[token("a")], [token("b")]]

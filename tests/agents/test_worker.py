@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
+import secrets
 import tempfile
 from collections.abc import AsyncIterator, Iterator
 from datetime import datetime
@@ -16,10 +17,10 @@ import pytest
 import pytest_asyncio
 import websockets
 
-from skerry.agents.models import WorkerCreate
+from skerry.agents.models import WorkerCreate, WorkerMessage
 from skerry.agents.worker import Worker as Service
 from skerry.control.registry import Registry
-from skerry.errors import NotFoundError, ProviderError, SandboxNotFoundError
+from skerry.errors import FilesMissingError, ProviderError, SandboxNotFoundError
 from skerry.models import EgressPolicy, SleepSandbox, StartSandbox
 from skerry.providers.cloudflare.worker import Worker
 from skerry.settings import Settings
@@ -32,10 +33,16 @@ ID = "pod-1"
 
 
 @pytest.fixture(scope="module")
-def served() -> Iterator[ServerProcess]:
-    with tempfile.TemporaryDirectory(prefix="skerry-worker-") as home:
-        allowed = ["registries", HOST]
-        process = ServerProcess(Path(home), api_keys=[API_KEY], egress=allowed, worker_bucket="default")
+def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What the server logs."""
+    return tmp_path_factory.mktemp("log") / "server.log"
+
+
+@pytest.fixture(scope="module")
+def served(log: Path) -> Iterator[ServerProcess]:
+    with tempfile.TemporaryDirectory(prefix="skerry-worker-") as home, log.open("a") as written:
+        settings = {"api_keys": [API_KEY], "egress": ["registries", HOST], "worker_bucket": "default"}
+        process = ServerProcess(Path(home), log=written, log_format="json", **settings)
         yield process
         assert process.stop() == 0
 
@@ -121,6 +128,14 @@ async def test_a_message_may_be_heard_as_it_is_answered(pod: str, http: httpx.As
     assert events[-1]["tokens"]["input"] == 22
 
 
+async def test_a_long_answer_is_not_told_again_with_every_word(pod: str, http: httpx.AsyncClient, model: Model) -> None:
+    text = " ".join(f"word-{number}" for number in range(3000))
+    model.when("at length", say(text))
+    answer = await http.post(f"/sandbox/{pod}/message", json={"message": "at length", "stream": True})
+    assert json.loads(answer.text.strip().rpartition("data: ")[2])["response"] == text
+    assert len(answer.content) < 300 * len(text), "each word with all that were before it would be 1500 times as much"
+
+
 async def test_whoever_leaves_stops_the_agent(pod: str, http: httpx.AsyncClient, model: Model) -> None:
     model.when("for ever", say(" ".join("abcdefghij" * 20), pause=0.1))
     body = {"message": "for ever", "stream": True}
@@ -155,16 +170,23 @@ async def test_a_model_is_named_in_either_way_and_one_that_is_nobodys_is_refused
         refused = await http.post(f"/sandbox/{pod}/message", json={"message": "which?", "model": name})
         assert (refused.status_code, refused.json()["error"]["code"]) == (400, "invalid_request")
 
+    unknown = await http.post(f"/sandbox/{pod}/message", json={"message": "which?", "model": "scripted/nobody"})
+    assert (unknown.status_code, unknown.json()["error"]["code"]) == (400, "model_unknown")
 
-async def test_a_session_that_is_not_there_is_not_found(pod: str, http: httpx.AsyncClient) -> None:
-    answer = await http.post(f"/sandbox/{pod}/message", json={"message": "hi", "sessionId": "ses_nobody"})
-    assert (answer.status_code, answer.json()["error"]["code"]) == (404, "agent_session_not_found")
+
+@pytest.mark.parametrize("session", ["ses_nobody", "", "nobody", "../../global/dispose", "ses_\u00e9"])
+async def test_a_session_that_is_not_there_is_not_found(pod: str, http: httpx.AsyncClient, session: str) -> None:
+    for stream in (False, True):
+        body = {"message": "hi", "sessionId": session, "stream": stream}
+        answer = await http.post(f"/sandbox/{pod}/message", json=body)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (404, "agent_session_not_found")
 
 
 async def test_opencodes_own_api_is_behind_the_proxy(pod: str, http: httpx.AsyncClient, model: Model) -> None:
     model.when("by hand", say("by hand it is"))
+    await http.post(f"/v1/sandboxes/{pod}/exec", json={"command": "pkill -KILL opencode"})
     health = (await http.get(f"/sandbox/{pod}/opencode/global/health")).json()
-    assert health["healthy"]
+    assert health.get("healthy"), health
     session = (await http.post(f"/sandbox/{pod}/opencode/session", json={"title": "mine"})).json()["id"]
     heard = asyncio.create_task(_hear(http, pod, "by hand it is"))
     parts = [{"type": "text", "text": "by hand"}]
@@ -179,6 +201,30 @@ async def _hear(http: httpx.AsyncClient, pod: str, words: str) -> bool:
             if words in line:
                 return True
     return False
+
+
+async def test_a_key_that_opencode_is_given_stays_outside(pod: str, http: httpx.AsyncClient, model: Model) -> None:
+    path, key = f"/sandbox/{pod}/opencode/auth", f"sk-{secrets.token_hex(20)}"
+    for provider in ("scripted", "openai"):
+        given = await http.put(
+            f"{path}/{provider}", json={"type": "api", "key": KEY if provider == "scripted" else key}
+        )
+        assert (given.status_code, given.json()) == (200, True)
+    found = await http.post(f"/v1/sandboxes/{pod}/exec", json={"command": "cat ~/.local/share/opencode/auth.json"})
+    assert "skerry-placeholder" in found.json()["stdout"]
+    assert key not in found.text
+    assert KEY not in found.text
+    assert "api.openai.com" in (await http.get(f"/v1/sandboxes/{pod}/egress")).text
+    for provider, body in (
+        ("unheard-of", {"type": "api", "key": key}),
+        ("openai", {"type": "oauth", "refresh": key, "access": key, "expires": 1}),
+        ("openai", {"type": "api"}),
+        ("openai", ["no"]),
+    ):
+        refused = await http.put(f"{path}/{provider}", json=body)
+        assert (refused.status_code, refused.json()["error"]["code"]) == (400, "invalid_request"), refused.text
+        assert key not in refused.text
+    assert (await http.post(f"/sandbox/{pod}/message", json={"message": "still paid for?"})).status_code == 200
 
 
 async def test_websockets_pass_to_opencodes_terminals(pod: str, http: httpx.AsyncClient, served: ServerProcess) -> None:
@@ -205,6 +251,10 @@ async def test_a_browser_is_led_to_the_preview(pod: str, http: httpx.AsyncClient
         url = led.headers["location"].replace(host, served.url.split("/")[2])
         shown = await stranger.get(url, headers={"host": host})
         assert shown.json()["healthy"]
+        for ending in (f"/v1/sandboxes/{pod}/sleep", f"/v1/sandboxes/{pod}/exec"):
+            await http.post(ending, json={} if ending.endswith("sleep") else {"command": "pkill -KILL opencode"})
+            again = await stranger.get(url, headers={"host": host})
+            assert again.json().get("healthy"), again.text
     script = {"sec-fetch-mode": "cors", "sec-fetch-dest": "empty", "sec-fetch-site": "same-origin"}
     assert (await http.get(f"/sandbox/{pod}/opencode/event", headers=script)).status_code == 403
 
@@ -245,12 +295,33 @@ async def test_the_workspace_is_kept_after_each_message(pod: str, http: httpx.As
     assert (synced["success"], synced["syncedFiles"], synced["skippedFiles"], synced["errors"]) == (True, 0, 1, [])
 
 
+async def test_the_workspace_is_kept_also_where_nobody_waits_for_the_end(
+    pod: str, http: httpx.AsyncClient, model: Model
+) -> None:
+    made = "echo kept > src/kept.txt"
+    model.when("and leave", call("bash", command=made, description="x"), say(" ".join("abcdef" * 20), pause=0.1))
+    body = {"message": "make it and leave", "stream": True}
+    async with http.stream("POST", f"/sandbox/{pod}/message", json=body) as answer:
+        async for line in answer.aiter_lines():
+            if '"token"' in line:
+                break
+    for _ in range(100):
+        events = (await http.get(f"/v1/sandboxes/{pod}/events", params={"limit": 1000})).json()["events"]
+        if [event["kind"] for event in events][-2:] == ["session_message", "synced"]:
+            break
+        await asyncio.sleep(0.05)
+    assert (events[-2]["details"]["code"], "1 files moved" in events[-1]["message"]) == ("aborted", True)
+
+
 async def test_the_state_is_the_true_one_and_sessions_survive_sleep(
     pod: str, http: httpx.AsyncClient, worker: Worker, model: Model
 ) -> None:
     model.when("2+2", say("4"))
+    before = (await http.get(f"/sandbox/{pod}")).json()["lastActiveAt"]
     first = await worker.message(pod, "What is 2+2?")
-    assert (await http.get(f"/sandbox/{pod}")).json()["agentRunning"]
+    awake = (await http.get(f"/sandbox/{pod}")).json()
+    assert awake["agentRunning"]
+    assert awake["lastActiveAt"] > before
     await http.post(f"/v1/sandboxes/{pod}/sleep", json={})
     asleep = (await http.get(f"/sandbox/{pod}")).json()
     assert (asleep["status"], asleep["agentRunning"], asleep["userId"]) == ("sleeping", False, "user-7")
@@ -269,7 +340,7 @@ async def test_one_whose_files_are_gone_gets_them_back_from_its_bucket(agency: R
         await runtime.files.write("/home/user/workspace/a.bin", b"\xff\xfe\x00binary")
     await agency.sleep(id, SleepSandbox())
     await agency.provider.forget(id)
-    with pytest.raises(NotFoundError):
+    with pytest.raises(FilesMissingError):
         await service.wake(id)
     assert (await service.get(id)).status == "error"
     await agency.start(id, StartSandbox(fresh=True))
@@ -278,11 +349,71 @@ async def test_one_whose_files_are_gone_gets_them_back_from_its_bucket(agency: R
     assert (await service.sync(id)).synced_files == 1
     await agency.sleep(id, SleepSandbox())
     await agency.provider.forget(id)
-    assert (await service.wake(id)).status == "running"
+    model.when("2+2", say("4"))
+    asked = [service.answer(id, WorkerMessage(message="What is 2+2?")) for _ in range(2)]
+    first, _, woken = await asyncio.gather(*asked, service.wake(id))
+    assert (first.response, woken.status) == ("4", "running"), "whatever wakes it, the files are there first"
     async with agency.use(id) as runtime:
         read = await runtime.files.read("/home/user/workspace/a.bin", encoding="base64")
         assert base64.b64decode(read.content) == b"\xff\xfe\x00binary"
+    await agency.sleep(id, SleepSandbox())
+    await agency.provider.forget(id)
+    (stored,) = (agency.settings.home / "buckets").rglob("a.bin")
+    stored.write_bytes(b"changed by somebody")
+    with pytest.raises(FilesMissingError, match="not all of its workspace"):
+        await service.wake(id)
+    assert (await service.get(id)).status == "error", "half a workspace does not pass for a whole one either"
     await service.delete(id)
+
+
+WRONG = {
+    "settings": {"permission": "sometimes"},
+    "a file": {"files": [{"type": "agent", "name": "odd", "content": "---\nmode: 7\n---\nBe odd."}]},
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG.values(), ids=WRONG)
+async def test_what_opencode_does_not_take_is_refused_and_harms_nothing(
+    pod: str, http: httpx.AsyncClient, worker: Worker, model: Model, wrong: dict[str, Any]
+) -> None:
+    """OpenCode starts with it, and then answers nothing any more."""
+    refused = await http.post("/sandbox", json={"id": "pod-3", "config": wrong})
+    assert (refused.status_code, refused.json()["error"]["code"]) == (400, "agent_config_invalid")
+    assert (await http.get("/sandbox/pod-3")).status_code == 404
+    body = {"message": "hi", "config": {**settings_of(model), **wrong}}
+    refused = await http.post(f"/sandbox/{pod}/message", json=body)
+    assert (refused.status_code, refused.json()["error"]["code"]) == (400, "agent_config_invalid")
+    assert "mode" in refused.json()["error"]["message"] or "permission" in refused.json()["error"]["message"]
+    assert (await worker.message(pod, "still there?")).response == "ok"
+
+
+async def test_a_message_may_bring_other_files_and_waits_for_those_at_work(
+    pod: str, http: httpx.AsyncClient, model: Model
+) -> None:
+    model.when("at leisure", say("one two three four five six", pause=0.3))
+    slow = asyncio.create_task(http.post(f"/sandbox/{pod}/message", json={"message": "at leisure"}))
+    await asyncio.to_thread(model.wait_until_asked, "at leisure")
+    other = {**settings_of(model), "agents_md": "Always be brief."}
+    answer = await http.post(f"/sandbox/{pod}/message", json={"message": "how now?", "config": other})
+    assert slow.done(), "what others have asked for does not die with the agent that they asked"
+    assert (await slow).json()["response"] == "one two three four five six"
+    assert answer.status_code == 200
+    assert "Always be brief." in json.dumps(model.wait_until_asked("how now?").body["messages"])
+
+
+async def test_what_is_done_is_logged_and_counted(pod: str, http: httpx.AsyncClient, worker: Worker, log: Path) -> None:
+    async def counted() -> int:
+        text = (await http.get("/metrics")).text
+        return int(float(text.partition("\nskerry_sandbox_message_latency_seconds_count ")[2].split()[0]))
+
+    before, end = await counted(), log.stat().st_size
+    await worker.message(pod, "hello")
+    assert await counted() == before + 3, "its machine takes it, its agent has answered, its workspace is synced"
+    lines = [json.loads(line) for line in log.read_bytes()[end:].splitlines()]
+    said = next(line for line in lines if line.get("kind") == "session_message")
+    assert (said["sandbox"], said["user_id"], said["provider"]) == (pod, "user-7", "local")
+    asked = next(line for line in lines if line["event"] == "request" and "message" in line["route"])
+    assert (asked["sandbox"], asked["user_id"]) == (pod, "user-7")
 
 
 async def test_an_agent_that_died_is_there_again_for_the_next_message(
@@ -333,13 +464,34 @@ async def test_what_cannot_be_is_refused_and_nothing_is_made(http: httpx.AsyncCl
 
 async def test_a_sandbox_without_an_agent_says_so(http: httpx.AsyncClient) -> None:
     await http.post("/v1/sandboxes", json={"id": "plain"})
-    answer = await http.post("/sandbox/plain/message", json={"message": "hi"})
-    assert (answer.status_code, answer.json()["error"]["code"]) == (409, "conflict")
+    for answer in (
+        await http.post("/sandbox/plain/message", json={"message": "hi"}),
+        await http.get("/sandbox/plain"),
+        await http.get("/sandbox/plain/opencode/session"),
+    ):
+        assert (answer.status_code, answer.json()["error"]["code"]) == (409, "conflict")
     await http.delete("/v1/sandboxes/plain")
 
 
+async def test_whoever_ends_the_sandbox_ends_the_message_and_it_stays_so(
+    pod: str, http: httpx.AsyncClient, model: Model
+) -> None:
+    """To sync what the agent has made would wake it, or make it anew."""
+    model.when("for long", say(" ".join("abcdef" * 50), pause=0.1))
+    for method, path, left in (("POST", f"/v1/sandboxes/{pod}/sleep", "sleeping"), ("DELETE", f"/sandbox/{pod}", None)):
+        model.asked.clear()
+        asked = asyncio.create_task(http.post(f"/sandbox/{pod}/message", json={"message": "for long"}))
+        await asyncio.to_thread(model.wait_until_asked, "for long")
+        (stored,) = (await http.get("/v1/workspaces")).json()["workspaces"]
+        ended = await http.request(method, path, **({} if left is None else {"json": {}}))
+        assert (ended.status_code, ended.json().get("files")) == (200, None if left else stored["files"])
+        answer = await asked
+        assert (answer.status_code, answer.json()["error"]["code"]) == (502, "agent_died")
+        found = await http.get(f"/sandbox/{pod}")
+        assert (found.json().get("status"), found.status_code) == (left, 200 if left else 404)
+
+
 async def test_deleting_destroys(worker: Worker, http: httpx.AsyncClient, pod: str) -> None:
-    assert (await http.delete(f"/sandbox/{pod}")).json()["files"] == 1
     assert (await http.get(f"/v1/sandboxes/{pod}")).status_code == 404
     assert (await http.get("/v1/workspaces")).json()["workspaces"] == []
     await worker.delete(pod)  # already deleted

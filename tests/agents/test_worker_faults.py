@@ -1,4 +1,4 @@
-"""A server that is killed while an agent works."""
+"""A server that is killed while an agent works, and one that tells AgentPod what happens."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ import pytest
 
 from tests.agents.conftest import HOST, KEY
 from tests.agents.model import Model, config, hang, say
+from tests.receiver import Receiver
 from tests.server.conftest import ServerProcess
+
+TOKEN = "what-workers-show-to-agentpod"
 
 
 async def test_a_killed_server_loses_no_session(tmp_path: Path, model: Model) -> None:
@@ -32,7 +35,16 @@ async def test_a_killed_server_loses_no_session(tmp_path: Path, model: Model) ->
                 await asked
     finally:
         first.stop(signal.SIGKILL)
-    second = ServerProcess(tmp_path, **settings)
+    async with Receiver() as agentpod:
+        second = ServerProcess(tmp_path, report_to=agentpod.url, worker_token=TOKEN, **settings)
+        await _goes_on(second, model, session, agentpod)
+    third = ServerProcess(tmp_path, **settings)
+    async with httpx.AsyncClient(base_url=third.url, timeout=60) as http:
+        assert (await http.get("/v1/webhooks")).json()["webhooks"] == [], "nobody is told any more"
+    assert third.stop() == 0
+
+
+async def _goes_on(second: ServerProcess, model: Model, session: str, agentpod: Receiver) -> None:
     try:
         async with httpx.AsyncClient(base_url=second.url, timeout=60) as http:
             info = (await http.get("/sandbox/pod")).json()
@@ -41,5 +53,16 @@ async def test_a_killed_server_loses_no_session(tmp_path: Path, model: Model) ->
             assert answer.json()["response"] == "ok", answer.text
             assert "I will remember" in str(model.asked[-1].body["messages"])
             assert model.asked[-1].headers["authorization"] == f"Bearer {KEY}", "the key is kept with the sandbox"
+            await http.delete("/sandbox/pod")
+        await agentpod.wait_for(lambda one: "sandbox.deleted" in one.events)
+        assert [
+            name for name in agentpod.events if name in ("sandbox.woken", "session.message", "sandbox.deleted")
+        ] == [
+            "sandbox.woken",
+            "session.message",
+            "sandbox.deleted",
+        ]
+        assert {each.headers["authorization"] for each in agentpod.received} == {f"Bearer {TOKEN}"}
+        assert {each.sandbox for each in agentpod.received} == {"pod"}
     finally:
         assert second.stop() == 0

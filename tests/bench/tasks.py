@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from datetime import UTC, datetime
@@ -10,17 +11,22 @@ from typing import Any
 
 import httpx
 
+import skerry
 from skerry.agents.task_models import TaskEvent
+from skerry.settings import SPARES
 from tests.agents.conftest import HOST
 from tests.agents.model import Model, config, say
 from tests.bench.agents import outside
 from tests.bench.paths import expect
 from tests.bench.report import Row
 from tests.bench.samples import Contestant, Samples, milliseconds, take_turns
+from tests.bench.service import service
 from tests.bench.stand import Stand
 
 TEAM = 5
 KEY = "key-of-the-model"
+REST = 2.0
+"""Seconds between teams, in which the server makes ready again what they took."""
 
 
 def first_event(stand: Stand) -> list[Row]:
@@ -64,17 +70,23 @@ def first_event(stand: Stand) -> list[Row]:
 def team(stand: Stand) -> list[Row]:
     """Agents of a team from one prepared snapshot: until each has its machine and its agent is being started, and until
     each agent is up and has its prompt. Whoever watches them is not counted: the times are those of their events."""
-    name, up = stand.fresh_name(), dict[int, list[float]]()
-    with Model(HOST, key=KEY) as model, stand.client.sandbox(name, toolboxes=["opencode"]) as prepared:
+    up = dict[int, list[float]]()
+    with (
+        Model(HOST, key=KEY) as model,
+        service(stand.scratch, "teams", spares=SPARES) as server,
+        skerry.Client(server.url) as client,
+        client.sandbox("prepared", toolboxes=["opencode"]) as prepared,
+    ):
         model.when("", say("ok"))
         prepared.exec("mkdir -p /home/user/workspace && cd /home/user/workspace && seq 20000 | split -l 20 - part-")
         snapshot = prepared.snapshot()
 
         def measured(agents: int) -> float:
+            time.sleep(REST)
             members = [{"role": f"{number}", "message": "Say ok."} for number in range(agents)]
             asked_at = datetime.now(UTC)
-            begun = stand.client.run_team(members, **_work(model), snapshot=snapshot.id, detach=True)
-            told = [list(stand.client.follow_task(agent.id)) for agent in begun.agents]
+            begun = client.run_team(members, **_work(model), snapshot=snapshot.id, detach=True)
+            told = [list(client.follow_task(agent.id)) for agent in begun.agents]
             up.setdefault(agents, []).append(_last(told, "The agent is working.", asked_at))
             return _last(told, "Starting", asked_at)
 
@@ -83,7 +95,7 @@ def team(stand: Stand) -> list[Row]:
         rival = Contestant("a team of one", lambda: measured(1), stand.counts.large)
         samples = take_turns(Contestant("Skerry", lambda: measured(TEAM), stand.counts.large), rival)
         prepared.destroy()
-    stand.client.delete_snapshot(snapshot, force=True)
+        client.delete_snapshot(snapshot, force=True)
     goals = [None if rival.samples is None else samples.p50 <= 1.5 * rival.samples.p50]
     path, reach = f"a team of {TEAM} from one snapshot, until all are at their agent's start", "≤ 1.5x a team of one"
     alone = Contestant("a team of one", values=up.get(1, []))

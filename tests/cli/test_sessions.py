@@ -12,15 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.agents.sessions.conftest import SCRIPTED
 from tests.cli.conftest import Skerry
 from tests.cli.test_tasks import Terminal
 from tests.server.conftest import ServerProcess
-
-SCRIPTED = """
-from skerry.agents.sessions import sessions
-from tests.agents.sessions.conftest import scripted
-sessions.opencode = scripted
-"""
 
 
 @pytest.fixture(scope="module")
@@ -67,6 +62,16 @@ def test_as_json_each_event_is_a_line(ask: Skerry, session: str) -> None:
     told = [json.loads(line) for line in done.stdout.splitlines()]
     assert told[0]["type"] == "subscribed"
     assert told[-1]["event"]["type"] == "execution_complete"
+
+
+def test_files_are_attached(ask: Skerry, session: str, tmp_path: Path) -> None:
+    (tmp_path / "notes.bin").write_bytes(b"\x00\xff")
+    said(ask, "prompt", session, "say thanks", "--attach", tmp_path / "notes.bin")
+    sent = json.loads(said(ask, "show", "--json", session))["messages"][-1]["attachments"]
+    assert sent == [{"name": "notes.bin", "content": "AP8=", "encoding": "base64"}]
+    refused = ask("prompt", session, "say no", "--attach", tmp_path / "nothing")
+    assert refused.returncode == 2
+    assert b"cannot be read" in refused.stderr
 
 
 def test_sessions_are_listed_and_looked_at(ask: Skerry, session: str) -> None:
@@ -139,6 +144,18 @@ def test_a_command_that_is_ended_says_nothing_and_leaves_the_prompt(
     assert b"Traceback" not in err
     assert json.loads(said(ask, "show", session, "--json"))["processing"] is True
     said(ask, "stop", session)
+
+
+def test_commits_are_in_the_name_of_who_began_the_session(ask: Skerry, skerry: Skerry, server: ServerProcess) -> None:
+    refused = ask("start", "--author", "nobody")
+    assert refused.returncode == 2
+    assert b"is not NAME <EMAIL>" in refused.stderr
+    session = said(ask, "start", "--author", "Ann B <ann@example.com>").strip()
+    said(ask, "prompt", session, "say hello")
+    sandbox = json.loads(said(ask, "show", "--json", session))["sandboxId"]
+    known = skerry("--url", server.url, "exec", sandbox, "git config user.name; git config user.email")
+    assert known.stdout.decode().splitlines() == ["Ann B", "ann@example.com"]
+    said(ask, "remove", session)
 
 
 def test_a_session_is_archived_and_removed(ask: Skerry) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import pty
@@ -10,12 +11,16 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from skerry.agents.task_models import TaskEvent
+from skerry.cli import watching
+from skerry.client._async.connection import AsyncStream
+from skerry.models import now
 from tests.agents.tasks.scripted import script
 from tests.agents.tasks.serving import SCRIPTED
 from tests.cli.conftest import Skerry
@@ -87,6 +92,10 @@ def test_tasks_are_listed_and_looked_at(ask: Skerry, tmp_path: Path) -> None:
     (tmp_path / "patch").write_text(said(ask, "tasks", id, "--diff"))
     subprocess.run(["git", "apply", "patch"], cwd=tmp_path, check=True)
     assert (tmp_path / "new.txt").read_text() == "new\n"
+    total = said(ask, "tasks", "--usage").splitlines()[-1].split("\t")
+    assert (total[0], float(total[5]) >= 0.25) == ("total", True)
+    assert said(ask, "tasks", "--usage", "--user", "nobody") == "total\t0\t0\t0\t0\t0.0000\n"
+    assert said(ask, "tasks", "--user", "nobody") == ""
     again = said(ask, "tasks", id, "--retry").strip()
     assert json.loads(said(ask, "tasks", again, "--json"))["retryOf"] == id
     assert ask("tasks", "task-nothing").returncode == 1
@@ -120,7 +129,7 @@ def test_a_team_is_planned_in_yaml(ask: Skerry, tmp_path: Path) -> None:
     assert ask("team", plan).returncode == 2
 
 
-def test_schedules_on_the_command_line(ask: Skerry) -> None:
+def test_schedules_on_the_command_line(ask: Skerry, tmp_path: Path) -> None:
     id = said(ask, "schedule", "add", "0 9 * * mon-fri", WORK, "--name", "morning", "-z", "Europe/Berlin", *OPTIONS)
     id = id.strip()
     columns = said(ask, "schedule", "list").split("\t")
@@ -134,6 +143,13 @@ def test_schedules_on_the_command_line(ask: Skerry) -> None:
     said(ask, "schedule", "resume", id)
     assert said(ask, "schedule", "remove", id) == f"{id}\n"
     assert said(ask, "schedule", "list") == ""
+    (plan := tmp_path / "nightly.yaml").write_text("agent: scripted\nagents: [{role: one, message: '[]'}]")
+    id = said(ask, "schedule", "add", "@daily", "--plan", plan).strip()
+    assert said(ask, "schedule", "list").split("\t")[1:3] == ["nightly", "@daily"]
+    task = said(ask, "schedule", "run", id).strip()
+    assert said(ask, "tasks", task, "--follow") == ""
+    said(ask, "schedule", "remove", id)
+    assert ask("schedule", "add", "@daily").returncode == 2
     wrong = ask("schedule", "add", "61 * * * *", "x", *OPTIONS)
     assert wrong.returncode == 1
     assert b"is not a minute" in wrong.stderr
@@ -255,6 +271,8 @@ def test_without_a_server_nothing_can_be_left_to_it(skerry: Skerry) -> None:
         (("task", "x", "--template", "fix-tests"), 1, "wants a value for command"),
         (("task", "x", "--agent", "opencode", "--model", "gpt"), 1, "Write PROVIDER/MODEL"),
         (("team", "PLAN"), 1, "agents.0.colour: Extra inputs are not permitted"),
+        (("team", "NUMBERS"), 2, "is not a plan"),
+        (("team", "BYTES"), 2, "cannot be read"),
         (("tasks", "--cancel"), 2, "Say of which task: `skerry tasks TASK --cancel`."),
         (("tasks", "nobody"), 1, "`skerry tasks` lists them"),
     ],
@@ -263,8 +281,9 @@ def test_a_mistake_is_answered_with_what_to_do_and_not_with_what_was_written(
     skerry: Skerry, tmp_path: Path, arguments: tuple[str, ...], code: int, words: str
 ) -> None:
     files = {"CONFIG": '{"apiKey": "sk-1", oh', "PLAN": "agents: [{role: a, message: b, colour: sk-1}]"}
+    files |= {"NUMBERS": "1: sk-1", "BYTES": "agents: [\xff]"}
     for name, text in files.items():
-        (tmp_path / name).write_text(text)
+        (tmp_path / name).write_text(text, encoding="latin-1")
     done = skerry(*(str(tmp_path / word) if word in files else word for word in arguments))
     assert (done.returncode, done.stdout) == (code, b"")
     assert words in done.stderr.decode()
@@ -273,3 +292,44 @@ def test_a_mistake_is_answered_with_what_to_do_and_not_with_what_was_written(
 
 def _status(ask: Skerry, task: str) -> str:
     return str(json.loads(said(ask, "tasks", task, "--json"))["status"])
+
+
+async def test_ctrl_c_at_the_moment_when_something_comes_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[watching.Presses] = []
+
+    class Presses(watching.Presses):
+        def __init__(self) -> None:
+            super().__init__()
+            made.append(self)
+
+    class Server:
+        """As much of a client as is asked for a task that somebody watches."""
+
+        def __init__(self) -> None:
+            self.connection, self.host, self.cancelled = self, None, asyncio.Event()
+
+        async def endpoint(self) -> Server:
+            return self
+
+        async def cancel_task(self, task: str) -> None:
+            self.cancelled.set()
+
+        async def __aenter__(self) -> Server:
+            return self
+
+        async def __aexit__(self, *_: object) -> None:
+            return
+
+        async def events(self) -> AsyncGenerator[TaskEvent, None]:
+            yield TaskEvent(id=1, type="start", task_id="task-1", at=now())
+            await asyncio.sleep(0)
+            made[0].repeat()
+            yield TaskEvent(id=2, type="chunk", task_id="task-1", at=now(), content="x")
+            await self.cancelled.wait()
+            yield TaskEvent(id=3, type="error", task_id="task-1", at=now(), message="It was cancelled.")
+
+    monkeypatch.setattr(watching, "Presses", Presses)
+    server: Any = Server()
+    async with asyncio.timeout(60):
+        assert await watching.watch(server, AsyncStream(server.events()), watching.View(as_json=True)) == 1
+    assert server.cancelled.is_set()

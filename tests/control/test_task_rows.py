@@ -11,6 +11,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from skerry.control.schedule_rows import Occurrence, ScheduleRow
 from skerry.control.store import Store
 from skerry.control.task_rows import TaskRow, TeamRow
+from skerry.errors import InvalidRequestError
 from skerry.models import now
 
 NOON = datetime(2026, 3, 1, 12, 0, 0, 123456, tzinfo=UTC)
@@ -42,8 +43,42 @@ async def test_a_task_is_taken_over_by_one_only(store: Store) -> None:
     await store.tasks.insert(task(status="running", runner="dead"))
     taken = await asyncio.gather(*(store.tasks.adopt("task-1", "dead", f"runner-{number}") for number in range(8)))
     assert sum(taken) == 1
-    assert [row.id for row in await store.tasks.open_of("here")] == ["task-1"]
-    assert await store.tasks.open_of("there") == []
+    assert [row.id for row in await store.tasks.open_of("here", but="somebody")] == ["task-1"]
+    assert await store.tasks.open_of("there", but="somebody") == []
+    keeper = (await store.tasks.get("task-1")).runner  # type: ignore[union-attr]
+    assert await store.tasks.open_of("here", but=keeper or "") == []
+
+
+async def test_what_no_database_holds_is_refused_and_what_an_agent_says_is_kept_without(store: Store) -> None:
+    for odd in ({"user_id": "a\0b"}, {"message": "\ud800"}, {"request": {"labels": {"a": "\0"}}}):
+        with pytest.raises(InvalidRequestError):
+            await store.tasks.insert(task(**odd))
+    with pytest.raises(InvalidRequestError):
+        await store.tasks.get("task-\0")
+    with pytest.raises(InvalidRequestError):
+        await store.schedules.insert(schedule(name="\0"))
+    await store.tasks.insert(task())
+    said = {"content": "\ud83d", "event": {"output": "a\0b", "args": ["\0"], "cost": 0.5}}
+    await store.tasks.add_events("task-1", [("tool_call", NOON, said)])
+    (event,) = await store.tasks.events("task-1")
+    assert event.data == {"content": "?", "event": {"output": "a\ufffdb", "args": ["\ufffd"], "cost": 0.5}}
+
+
+async def test_of_a_workers_sandbox_the_latest_word_counts(store: Store) -> None:
+    async def known() -> list[tuple[str, datetime]]:
+        return [(row.status, row.created_at) for row in await store.workers.list()]
+
+    later = NOON + timedelta(hours=1)
+    assert await store.workers.put("cf", NOON, {"status": "running", "user_id": "u"})
+    assert not await store.workers.put("cf", NOON - timedelta(hours=1), {"status": "stopped"})
+    await store.workers.delete("cf", NOON - timedelta(hours=1))
+    assert await known() == [("running", NOON)]
+    await store.workers.delete("cf", later)
+    assert not await store.workers.put("cf", NOON, {"status": "stopped"})
+    assert await known() == []
+    assert await store.workers.put("cf", later, {"status": "running"})
+    assert await known() == [("running", later)]
+    assert [row.user_id for row in await store.workers.list()] == [None]
 
 
 async def test_a_team_is_there_with_all_its_tasks_or_not_at_all(store: Store) -> None:
@@ -177,5 +212,5 @@ async def test_a_later_word_of_a_worker_counts(store: Store) -> None:
     (row,) = await store.workers.list(["ada"])
     assert (row.status, row.updated_at) == ("running", later)
     assert await store.workers.list(["bob"]) == []
-    assert await store.workers.delete("cf")
-    assert not await store.workers.delete("cf")
+    await store.workers.delete("cf", later)
+    assert await store.workers.list(["ada"]) == []

@@ -34,7 +34,8 @@ class Site:
         values = {"webhook_delay": 0.05, "webhook_timeout": 0.5, "webhook_attempts": 4, **settings}
         self.webhooks = Webhooks(store.webhooks, self.metrics, Settings(**values), lambda: "api_keys" in settings)
         self.ledger = Ledger()
-        self.events = Events(store, self.ledger, limit=100, days=1, on_event=self.webhooks.courier.nudge)
+        store.on_queued = self.webhooks.courier.nudge
+        self.events = Events(store, self.ledger, limit=100, days=1)
 
     async def __aenter__(self) -> Site:
         self.ledger.open()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+from ipaddress import ip_address
 from pathlib import Path
 
 from cryptography import x509
@@ -28,9 +29,7 @@ class WorldAuthority:
         key = ec.generate_private_key(ec.SECP256R1())
         subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, names[0])])
         builder = self._builder(subject, key, days=days, issuer=subject if own else self._name)
-        builder = builder.add_extension(
-            x509.SubjectAlternativeName([x509.DNSName(name) for name in names]), critical=False
-        )
+        builder = builder.add_extension(x509.SubjectAlternativeName([_name(name) for name in names]), critical=False)
         signed = builder.sign(key if own else self._key, hashes.SHA256())
         path = self._directory / f"{names[0]}-{days}-{own}.pem"
         private = key.private_bytes(
@@ -52,3 +51,10 @@ class WorldAuthority:
             .not_valid_before(now - datetime.timedelta(days=60))
             .not_valid_after(now + datetime.timedelta(days=days))
         )
+
+
+def _name(name: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ip_address(name))
+    except ValueError:
+        return x509.DNSName(name)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import os
 import shutil
+import stat
 import subprocess
 import sys
 import tempfile
@@ -38,13 +39,14 @@ needs_root = pytest.mark.skipif(
 needs_watching = pytest.mark.usefixtures("watched_kernel")
 needs_newuidmap = pytest.mark.skipif(shutil.which("newuidmap") is None, reason="needs newuidmap")
 
-# In a mount namespace of its own, so that the machine's /etc stays as it is.
-_WITH_SUBIDS = """
+# In a mount namespace of its own, so that the machine's /etc and /dev stay as they are.
+_BECOME = """
 set -e
-for file in passwd subuid subgid; do mount --bind "$1/$file" "/etc/$file"; done
-shift
+for file in etc/* dev/*; do mount --bind "$file" "/$file"; done
+cd /
 exec setpriv --reuid {user} --regid {user} --clear-groups "$@"
 """
+_FUSE = os.makedev(10, 229)
 
 
 @contextmanager
@@ -61,24 +63,26 @@ def place_of(user: int) -> Iterator[Path]:
 def run_as_user(code: str, *arguments: object, subids: bool = False) -> str:
     """Run Python code as an ordinary user and return what it printed."""
     command = [str(PYTHON), "-c", code, *map(str, arguments)]
-    if subids:
-        with tempfile.TemporaryDirectory() as etc:
-            os.chmod(etc, 0o755)
-            Path(etc, "passwd").write_text(f"root:x:0:0::/root:/bin/sh\nsomeone:x:{USER}:{USER}::/tmp:/bin/sh\n")
-            for name in ("subuid", "subgid"):
-                Path(etc, name).write_text(f"someone:{SUBIDS}:65536\n")
-            script = _WITH_SUBIDS.format(user=USER)
-            return _output(["unshare", "--mount", "/bin/sh", "-c", script, "sh", etc, *command])
-    return _output(["setpriv", "--reuid", str(USER), "--regid", str(USER), "--clear-groups", *command])
+    with tempfile.TemporaryDirectory() as place:
+        etc, devices = Path(place, "etc"), Path(place, "dev")
+        etc.mkdir()
+        devices.mkdir()
+        # Open to everybody, as distributions have it, whatever it is on this machine.
+        os.mknod(devices / "fuse", stat.S_IFCHR, _FUSE)
+        os.chmod(devices / "fuse", 0o666)
+        (etc / "passwd").write_text(f"root:x:0:0::/root:/bin/sh\nsomeone:x:{USER}:{USER}::/tmp:/bin/sh\n")
+        for name in ("subuid", "subgid") if subids else ():
+            (etc / name).write_text(f"someone:{SUBIDS}:65536\n")
+        return _output(["unshare", "--mount", "/bin/sh", "-c", _BECOME.format(user=USER), "sh", *command], place)
 
 
-def _output(command: list[str]) -> str:
+def _output(command: list[str], place: str) -> str:
     environment = {
         "PATH": os.environ["PATH"],
         "PYTHONPATH": os.pathsep.join([str(SOURCE), _site_packages()]),
         "XDG_CACHE_HOME": _cache(),
     }
-    done = subprocess.run(command, capture_output=True, text=True, cwd="/", env=environment, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, cwd=place, env=environment, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
 

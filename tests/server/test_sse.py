@@ -69,6 +69,20 @@ async def test_events_are_json_blocks_and_nothing_buffers_them() -> None:
     assert stage.log == ["entered", "left"]
 
 
+async def test_each_silence_that_is_long_enough_is_broken(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sse, "OPENING", 0.02)
+    monkeypatch.setattr(sse.EventStream, "keepalive", 0.08)
+
+    async def source(stage: Stage) -> AsyncIterator[ExecEvent]:
+        for _ in range(6):
+            yield ExecEvent(type="stdout", data="x")
+            await asyncio.sleep(0.12)
+
+    done = await Stage(source).open().end()
+    spoken = [block for block in done.content.decode().split("data: ")[1:] if ": keepalive" in block]
+    assert len(spoken) == 6
+
+
 async def test_an_error_before_the_first_event_is_an_http_error() -> None:
     async def source(stage: Stage) -> AsyncIterator[ExecEvent]:
         raise NotFoundError("nothing here")

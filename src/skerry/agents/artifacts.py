@@ -16,36 +16,39 @@ LARGEST = 16 << 20
 MOST = 64 << 20
 """Bytes of one file, and of all, that are kept; what is larger is only listed."""
 COUNT = 200
+"""Files that are kept; those that were named come first."""
+LISTED = 1000
 
 
 async def gather(
     runtime: Runtime, directory: str, wanted: Sequence[str], unchanged: Collection[str]
 ) -> AsyncIterator[tuple[ArtifactInfo, bytes]]:
-    """The artifacts with their contents, by path. ``unchanged``: files that were in ``artifacts/`` before."""
-    left = MOST
-    for path, size in sorted((await _found(runtime, directory, wanted, unchanged)).items())[:COUNT]:
-        if size > LARGEST or size > left:
+    """The artifacts with their contents. ``unchanged``: files that were in ``artifacts/`` before."""
+    left, kept = MOST, 0
+    for path, size in [*(await _found(runtime, directory, wanted, unchanged)).items()][:LISTED]:
+        if size > LARGEST or size > left or kept == COUNT:
             yield ArtifactInfo(path=path, size=size, kept=False), b""
             continue
         try:
             content = await _read(runtime, posixpath.join(directory, path))
         except SkerryError:
             continue  # it went away, or cannot be read
-        left -= len(content)
+        left, kept = left - len(content), kept + 1
         yield ArtifactInfo(path=path, size=len(content)), content
 
 
 async def _found(runtime: Runtime, directory: str, wanted: Sequence[str], unchanged: Collection[str]) -> dict[str, int]:
-    found: dict[str, int] = {}
-    for file in await _below(runtime, posixpath.join(directory, DIRECTORY)):
-        path = posixpath.relpath(file.absolute_path, directory)
-        if path not in unchanged:
-            found[path] = file.size
+    named: dict[str, int] = {}
     for pattern in wanted:
         for file in await _matching(runtime, posixpath.normpath(posixpath.join(directory, pattern))):
             inside = file.absolute_path.startswith(directory.rstrip("/") + "/")
-            found[posixpath.relpath(file.absolute_path, directory) if inside else file.absolute_path] = file.size
-    return found
+            named[posixpath.relpath(file.absolute_path, directory) if inside else file.absolute_path] = file.size
+    left: dict[str, int] = {}
+    for file in await _below(runtime, posixpath.join(directory, DIRECTORY)):
+        path = posixpath.relpath(file.absolute_path, directory)
+        if path not in unchanged and path not in named:
+            left[path] = file.size
+    return dict([*sorted(named.items()), *sorted(left.items())])
 
 
 async def _matching(runtime: Runtime, pattern: str) -> list[FileInfo]:

@@ -1,17 +1,18 @@
 """What an agent changed in the directory it worked in, by git, which runs inside the sandbox.
 
 Against what was there when the task began: the commit that was cloned, or, in a directory that was there already, its
-files as they were. What the agent committed counts as much as what it did not, and new files as much as changed ones;
-what the repository ignores does not count, nor do new files that any would (``IGNORED``). git's own index and objects
-stay as they are: everything that is needed for comparing goes into a directory aside, which is removed.
+files as they were. What the agent committed counts as much as what it did not, and new files as much as changed ones,
+those of repositories that it made inside too; what the repository ignores does not count, nor do new files that any
+would (``aside.IGNORED``).
 """
 
 from __future__ import annotations
 
-import base64
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
 
+from skerry.agents.aside import EMPTY_TREE, Aside, NoChangesKnown
 from skerry.agents.task_models import ChangedFile, TaskDiff
 from skerry.errors import SkerryError
 from skerry.models import ExecRequest
@@ -20,24 +21,10 @@ from skerry.runtime.runtime import Runtime
 PATCH_LIMIT = 4 << 20
 """Bytes of a patch that are kept."""
 FILES_LIMIT = 10_000
-PATIENCE = 120.0
-"""Seconds that one step of git's may take."""
-EMPTY_TREE = "4b825dc642cb6eb9a060e54bf8d69288fbee4904"
-IGNORED = ("__pycache__/", "node_modules/", ".venv/", ".cache/", ".DS_Store")
+MOST_LINKS = 20
+"""Submodules whose files are compared."""
 _KINDS = {"A": "added", "M": "modified", "D": "deleted", "R": "renamed", "C": "copied", "T": "type"}
-_PLAIN = (
-    ("core.quotePath", "false"),
-    ("core.fsmonitor", "false"),
-    ("core.hooksPath", "/dev/null"),
-    ("safe.directory", "*"),
-    ("gc.auto", "0"),
-    ("diff.renameLimit", "1000"),
-    ("advice.addEmbeddedRepo", "false"),
-)
-
-
-class NoChangesKnown(Exception):
-    """Why it cannot be told what has changed."""
+_BEGINNING = b"diff --git "
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +34,8 @@ class Base:
     tree: str
     commit: str | None = None
     repository: bool = True
+    links: dict[str, str] = field(default_factory=dict)
+    """What its submodules were, where they had any files."""
 
 
 class Changes:
@@ -55,26 +44,32 @@ class Changes:
     def __init__(self, runtime: Runtime, directory: str, task: str) -> None:
         self._runtime = runtime
         self._directory = directory
-        self._aside = f"/var/tmp/.skerry-{task}"
+        self._place = f"/var/tmp/.skerry-{task}"
 
     async def begin(self, cloned: str | None = None, *, fresh: bool) -> Base:
         """What there is now. ``fresh``: the directory was just made, or just cloned at commit ``cloned``."""
-        repository = await self._is_repository()
+        repository = await Aside(self._runtime, self._directory, self._place).is_repository()
         if fresh:
             return Base(cloned or EMPTY_TREE, cloned, repository)
-        commit = await self._commit() if repository else None
-        return Base(await self._tree(Base(commit or EMPTY_TREE, commit, repository)), commit, repository)
+        aside = self._aside(repository)
+        commit = await aside.commit() if repository else None
+        tree = await aside.tree(commit or EMPTY_TREE)
+        links = dict[str, str]()
+        async for path, _, inner in self._inner(aside, tree):
+            with suppress(NoChangesKnown):
+                links[path] = await inner.tree(await inner.commit() or EMPTY_TREE)
+        return Base(tree, commit, repository, links)
 
     async def collect(self, base: Base) -> tuple[TaskDiff, bytes]:
         """What has changed since, and the patch. Raises ``NoChangesKnown``."""
-        tree = await self._tree(base)
-        files = _merged(
-            await self._compare(base, tree, "--name-status"),
-            await self._compare(base, tree, "--numstat"),
-        )
-        patch, dropped = await self._git(base, "diff", *_DIFF, "--binary", "--full-index", base.tree, tree)
-        size, truncated = len(patch) + dropped, len(patch) + dropped > PATCH_LIMIT
-        if truncated:
+        aside = self._aside(base.repository)
+        found = [await self._compared(aside, base.tree)]
+        async for path, commit, inner in self._inner(aside, base.tree):
+            with suppress(NoChangesKnown):  # it has lost what it was, and is told of by its commit
+                found.append(await self._compared(inner, base.links.get(path, commit), below=f"{path}/"))
+        files = [file for one in found for file in one.files]
+        patch, size = b"".join(one.patch for one in found), sum(one.size for one in found)
+        if len(patch) > PATCH_LIMIT:
             patch = _whole_files(patch[:PATCH_LIMIT])
         return (
             TaskDiff(
@@ -82,136 +77,109 @@ class Changes:
                 additions=sum(file.additions or 0 for file in files),
                 deletions=sum(file.deletions or 0 for file in files),
                 base=base.commit,
-                head=await self._commit() if base.repository else None,
+                head=await aside.commit() if base.repository else None,
                 size=size,
-                truncated=truncated or len(files) > FILES_LIMIT,
+                truncated=size > len(patch) or len(files) > FILES_LIMIT,
             ),
             patch,
         )
 
     async def tracked(self, base: Base, below: str) -> set[str]:
         """The files below a directory that were there before, by their paths from the directory worked in."""
-        said, _ = await self._git(base, "ls-tree", "-r", "-z", "--name-only", base.tree, "--", below)
-        return {path.decode(errors="replace") for path in said.split(b"\0") if path}
+        asked = ("ls-tree", "-r", "-z", "--name-only", base.tree, "--", below)
+        return {path for path in (await self._aside(base.repository).git(*asked)).words if path}
 
     async def forget(self) -> None:
         """Remove what was put aside."""
         try:
-            await self._runtime.files.delete(self._aside, recursive=True, force=True)
+            await self._runtime.files.delete(self._place, recursive=True, force=True)
         except SkerryError:
             return  # there is none, or the sandbox is gone with it
 
-    async def _is_repository(self) -> bool:
-        try:
-            said, _ = await self._run("rev-parse", "--show-toplevel")
-        except NoChangesKnown:
-            return False
-        return said.decode(errors="replace").strip() == self._directory
+    def _aside(self, repository: bool) -> Aside:
+        return Aside(self._runtime, self._directory, self._place, repository=repository)
 
-    async def _commit(self) -> str | None:
-        try:
-            said, _ = await self._run("rev-parse", "-q", "--verify", "HEAD^{commit}")
-        except NoChangesKnown:
-            return None
-        return said.decode().strip() or None
+    async def _inner(self, aside: Aside, tree: str) -> AsyncIterator[tuple[str, str, Aside]]:
+        """The submodules of a tree that have files: their paths, their commits, and git beside each."""
+        for path, commit in [*(await aside.links(tree)).items()][:MOST_LINKS]:
+            inner = Aside(self._runtime, f"{self._directory}/{path}", f"{self._place}/links/{path}")
+            if await inner.is_repository():
+                yield path, commit, inner
 
-    async def _tree(self, base: Base) -> str:
-        """The directory as it is now, as a tree of git's."""
-        await self._prepare(base)
-        await self._git(base, "read-tree", base.tree if base.tree != EMPTY_TREE else "--empty")
-        await self._git(base, "add", "-A", "--ignore-errors", ".", failing=True)
-        said, _ = await self._git(base, "write-tree")
-        return said.decode().strip()
+    # -- comparing -----------------------------------------------------------------------------------------------------
 
-    async def _prepare(self, base: Base) -> None:
-        try:
-            await self._runtime.files.mkdir(f"{self._aside}/objects", recursive=True, force=True)
-            rules = "".join(f"{name}\n" for name in IGNORED)
-            await self._runtime.files.write(f"{self._aside}/ignored", rules.encode(), force=True)
-        except SkerryError as error:
-            raise NoChangesKnown(error.message) from error
-        if not base.repository:
-            await self._run("init", "-q", "--bare", f"{self._aside}/repository", inside=False)
-
-    async def _compare(self, base: Base, tree: str, how: str) -> list[str]:
-        said, dropped = await self._git(base, "diff", *_DIFF, how, "-z", base.tree, tree)
-        if dropped:
+    async def _compared(self, aside: Aside, before: str, below: str = "") -> _Found:
+        """``below``: how paths begin, with a slash at the end."""
+        # No configuration has a say in how it shows what has changed. Names of what was renamed it puts below nothing.
+        how = ("diff-tree", "-r", "--no-ext-diff", "--no-textconv", "--no-color", "--no-renames" if below else "-M")
+        trees = (before, await aside.tree(before))
+        # Without an index it looks at no file of the directory, which may be one that a filter cannot read.
+        listed = await aside.git(*how, "--raw", "--numstat", "-z", *trees, index="none")
+        if listed.missing:
             raise NoChangesKnown("So many files have changed that they cannot be listed.")
-        return said.decode(errors="replace").split("\0")[:-1]
+        prefixes = (f"--src-prefix=a/{below}", f"--dst-prefix=b/{below}")
+        patch = (*how, "-p", "--binary", "--full-index", *prefixes)
+        said = await aside.git(*patch, *trees, index="none")
+        found = _Found(_files(listed.words, below), said.out, len(said.out) + said.missing)
+        if found.size > PATCH_LIMIT:
+            found.patch = await self._fitting(aside, patch, trees) or _whole_files(said.out[:PATCH_LIMIT])
+        return found
 
-    async def _git(self, base: Base, *arguments: str, failing: bool = False) -> tuple[bytes, int]:
-        env = {"GIT_INDEX_FILE": f"{self._aside}/index"}
-        if base.repository:
-            said, _ = await self._run("rev-parse", "--path-format=absolute", "--git-path", "objects")
-            env["GIT_OBJECT_DIRECTORY"] = f"{self._aside}/objects"
-            env["GIT_ALTERNATE_OBJECT_DIRECTORIES"] = said.decode(errors="replace").strip()
-        else:
-            env |= {"GIT_DIR": f"{self._aside}/repository", "GIT_WORK_TREE": self._directory}
-        return await self._run(*arguments, env=env, failing=failing)
-
-    async def _run(
-        self,
-        *arguments: str,
-        env: dict[str, str] | None = None,
-        failing: bool = False,
-        inside: bool = True,
-    ) -> tuple[bytes, int]:
-        """What git printed, and how many bytes of it are missing."""
-        plain = (*_PLAIN, ("core.excludesFile", f"{self._aside}/ignored"))
-        settings = [word for name, value in plain for word in ("-c", f"{name}={value}")]
-        where = ["-C", self._directory] if inside else []
-        request = ExecRequest(
-            command="git",
-            args=[*settings, *where, *arguments],
-            cwd="/",
-            env={"GIT_TERMINAL_PROMPT": "0", "GIT_OPTIONAL_LOCKS": "0", "LC_ALL": "C", **(env or {})},
-            timeout=PATIENCE * 1000,
-            encoding="base64",
-            session=None,
-        )
+    async def _fitting(self, aside: Aside, patch: Sequence[str], trees: Sequence[str]) -> bytes:
+        """Of a patch that is too large the files that are not; nothing if that cannot be found out."""
+        path, kept, left = f"{aside.place}/patch", list[bytes](), PATCH_LIMIT
         try:
-            done = await self._runtime.exec(request)
-        except SkerryError as error:
-            raise NoChangesKnown(error.message) from error
-        if done.timed_out:
-            raise NoChangesKnown("Comparing the files took too long.")
-        if done.exit_code != 0 and not failing:
-            said = base64.b64decode(done.stderr).decode(errors="replace").strip().splitlines()
-            raise NoChangesKnown(f"git could not compare the files: {said[-1][:300] if said else done.exit_code}")
-        return base64.b64decode(done.stdout), done.stdout_truncated
+            await aside.git(*patch, f"--output={path}", *trees, index="none")
+            begins = await self._beginnings(path)
+            async with await self._runtime.files.open(path) as file:
+                for begin, end in zip(begins, [*begins[1:], file.size], strict=True):
+                    if end - begin <= left:
+                        kept.append(b"".join([part async for part in file.chunks(begin, end - begin)]))
+                        left -= end - begin
+        except (NoChangesKnown, SkerryError, ValueError):
+            return b""
+        return b"".join(kept)
+
+    async def _beginnings(self, path: str) -> list[int]:
+        """Where in a patch its files begin. No line of their content can look like that."""
+        asked = ExecRequest(command="grep", args=["-abo", f"^{_BEGINNING.decode()}", path], cwd="/", session=None)
+        done = await self._runtime.exec(asked.model_copy(update={"env": {"LC_ALL": "C"}}))
+        if done.exit_code != 0 or done.stdout_truncated:
+            return []
+        return [int(line.partition(":")[0]) for line in done.stdout.splitlines()]
 
 
-_DIFF = ("--no-ext-diff", "--no-textconv", "--no-color", "-M")
+@dataclass(slots=True)
+class _Found:
+    files: list[ChangedFile]
+    patch: bytes
+    size: int
 
 
-def _merged(statuses: list[str], counts: list[str]) -> list[ChangedFile]:
+def _files(words: list[str], below: str) -> list[ChangedFile]:
+    """What git lists: first how each file has changed, then how many of its lines."""
     found: dict[str, ChangedFile] = {}
-    words = iter(statuses)
-    for kind in words:
-        old = next(words) if kind[0] in "RC" else None
-        path = next(words)
-        found[path] = ChangedFile.model_validate(
-            {"path": path, "status": _KINDS.get(kind[0], "modified"), "old_path": old}
-        )
-    for path, added, removed in _counted(counts):
-        if (file := found.get(path)) is not None:
-            file.binary = added == "-"
-            if not file.binary:
-                file.additions, file.deletions = int(added), int(removed)
-    return list(found.values())
-
-
-def _counted(counts: list[str]) -> Iterator[tuple[str, str, str]]:
-    words = iter(counts)
-    for word in words:
+    left = iter(words)
+    for word in left:
+        if word.startswith(":"):
+            kind = word.split()[4][0]
+            old = next(left) if kind in "RC" else None
+            path = next(left)
+            facts = {"path": f"{below}{path}", "status": _KINDS.get(kind, "modified"), "old_path": old}
+            found[path] = ChangedFile.model_validate(facts)
+            continue
         added, removed, path = word.split("\t", 2)
         if not path:  # renamed: both names follow
-            next(words)
-            path = next(words)
-        yield path, added, removed
+            next(left)
+            path = next(left)
+        file = found[path]
+        file.binary = added == "-"
+        if not file.binary:
+            file.additions, file.deletions = int(added), int(removed)
+    return list(found.values())
 
 
 def _whole_files(patch: bytes) -> bytes:
     """Without the file that is cut off in the middle, so that what is left can be applied."""
-    last = patch.rfind(b"\ndiff --git ")
+    last = patch.rfind(b"\n" + _BEGINNING)
     return patch[: last + 1] if last >= 0 else b""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,6 +16,7 @@ from urllib.parse import urlsplit
 
 from pydantic import SecretStr, ValidationError
 
+from skerry.agents.claude.permissions import rules
 from skerry.agents.contract import DIRECTORY, Setup
 from skerry.agents.models import AgentConfig, Credential
 from skerry.agents.providers import PROVIDERS, ModelProvider, speaks_like
@@ -24,7 +26,8 @@ from skerry.settings import Settings
 
 PLACEHOLDER = "skerry-placeholder"
 HOME = "/root"
-_AUTHENTICATING = ("authorization", "x-api-key", "api-key", "x-auth-token", "private-token")
+_AUTHENTICATING = ("authorization", "x-api-key", "api-key", "x-auth-token", "x-goog-api-key", "private-token")
+_VARIABLE = re.compile(r"([^{}]*)\{(env|file):([^{}]*)\}([^{}]*)")
 _NEEDS_PACKAGES = ("tool", "plugin")
 _ALLOWED = {"*": "allow", "question": "deny"}
 """Nobody is there to be asked, unless the configuration says otherwise. The walls are those of the sandbox."""
@@ -92,19 +95,17 @@ def _opencode(config: AgentConfig, directory: str, has: Environment) -> Preparat
         given = dict(config.provider.get(id) or {})
         options = _options(given)
         kind = speaks_like(id, given.get("npm"))
-        key = options.pop("apiKey", None)
-        credential = config.auth.get(id) or (Credential(key=SecretStr(key)) if isinstance(key, str) and key else None)
-        secret = _secret(id, kind, credential)
+        credential = _credential(config, id, options.pop("apiKey", None))
+        secret = _secret(id, kind, credential, options)
         url = options.get("baseURL")
         if secret is None and url is None and id in PROVIDERS and kind is not None and has(kind.variable, kind.host):
             secret = Secret(value_from=f"env:{kind.variable}", header=kind.header, scheme=kind.scheme)
         if secret is not None:
-            host, insecure = _host(id, kind, url)
-            secrets[host] = secret.model_copy(update={"insecure": insecure})
-            options["apiKey"] = PLACEHOLDER
+            _add(secrets, _host(id, kind, url), secret, has)
+            options |= _shown(options, kind, secret, credential)
         if options or given:
             providers[id] = {**given, "options": options}
-    mcp = {name: _mcp(server, secrets) for name, server in config.mcp.items()}
+    mcp = {name: _mcp(server, secrets, has) for name, server in config.mcp.items()}
     settings = {"permission": _ALLOWED, **_denied_goes_on(config.settings), "share": "disabled", "autoupdate": False}
     for name, value in (("provider", providers), ("model", config.model), ("mcp", mcp)):
         if value:
@@ -123,6 +124,23 @@ def _opencode(config: AgentConfig, directory: str, has: Environment) -> Preparat
         model=config.model,
     )
     return Preparation(setup, secrets, tuple(toolboxes), () if config.model is None else tuple(_wanted(config)))
+
+
+def _shown(
+    options: Mapping[str, Any], kind: ModelProvider | None, secret: Secret, credential: Credential | None
+) -> dict[str, Any]:
+    """What stands in place of the key, where the secret is shown as it is. Anthropic would look at a key first."""
+    if kind is not PROVIDERS["anthropic"]:
+        usual = "Authorization" if kind is None else kind.header
+        return {"apiKey": PLACEHOLDER} if secret.header.lower() == usual.lower() else {}
+    if secret.header.lower() != "authorization":
+        return {"apiKey": PLACEHOLDER}
+    if credential is None:
+        return {"authToken": PLACEHOLDER}
+    return {
+        "authToken": PLACEHOLDER,
+        "headers": {"anthropic-beta": "oauth-2025-04-20", **(options.get("headers") or {})},
+    }
 
 
 def check_model(model: str | None) -> None:
@@ -164,16 +182,20 @@ def _options(given: Mapping[str, Any]) -> dict[str, Any]:
 def _claude(config: AgentConfig, directory: str, has: Environment) -> Preparation:
     kind = PROVIDERS["anthropic"]
     options = _options(config.provider.get("anthropic") or {})
-    key, url = options.get("apiKey"), options.get("baseURL")
-    credential = config.auth.get("anthropic") or (Credential(key=SecretStr(key)) if isinstance(key, str) else None)
-    secret = _secret("anthropic", kind, credential)
+    url = options.get("baseURL")
+    credential = _credential(config, "anthropic", options.get("apiKey"))
+    secret = _secret("anthropic", kind, credential, options)
     if secret is None and url is None and has(kind.variable, kind.host):
         secret = Secret(value_from=f"env:{kind.variable}", header=kind.header, scheme=kind.scheme)
     secrets: Secrets = {}
     if secret is not None:
-        host, insecure = _host("anthropic", kind, url)
-        secrets[host] = secret.model_copy(update={"insecure": insecure})
-    env = {"ANTHROPIC_API_KEY": PLACEHOLDER}
+        _add(secrets, _host("anthropic", kind, url), secret, has)
+    # With a token it speaks otherwise than with a key, and a key that is none would be looked at first.
+    token = "ANTHROPIC_AUTH_TOKEN" if credential is None else "CLAUDE_CODE_OAUTH_TOKEN"
+    bearer = secret is not None and secret.header.lower() == "authorization"
+    env = {token if bearer else "ANTHROPIC_API_KEY": PLACEHOLDER}
+    if options.get("headers"):
+        env["ANTHROPIC_CUSTOM_HEADERS"] = "\n".join(f"{name}: {value}" for name, value in options["headers"].items())
     if url is not None:
         # Claude Code adds /v1 by itself.
         env["ANTHROPIC_BASE_URL"] = str(url).rstrip("/").removesuffix("/v1")
@@ -193,27 +215,72 @@ def _claude(config: AgentConfig, directory: str, has: Environment) -> Preparatio
     if config.agents_md is not None:
         files[f"{place}/CLAUDE.md"] = config.agents_md
     if config.mcp:
-        servers = {name: _claude_mcp(_mcp(server, secrets)) for name, server in config.mcp.items()}
+        wanted = {name: server for name, server in config.mcp.items() if server.get("enabled", True)}
+        servers = {name: _claude_mcp(name, _mcp(server, secrets, has)) for name, server in wanted.items()}
         files[f"{place}/mcp.json"] = json.dumps({"mcpServers": servers})
     model = None if config.model is None else config.model.removeprefix("anthropic/")
-    asks = "ask" in json.dumps(config.settings.get("permission") or {})
-    setup = Setup(directory, {path: content.encode() for path, content in files.items()}, env, model, asks)
+    permissions = rules(config.settings.get("permission") or {})
+    if permissions["ask"] or permissions["deny"]:
+        files[f"{place}/permissions.json"] = json.dumps({"permissions": permissions})
+    given = {path: content.encode() for path, content in files.items()}
+    setup = Setup(directory, given, env, model, asks=bool(permissions["ask"]))
     return Preparation(setup, secrets, ("claude-code",))
 
 
-def _claude_mcp(server: Mapping[str, Any]) -> dict[str, Any]:
+def _claude_mcp(name: str, server: Mapping[str, Any]) -> dict[str, Any]:
     if server.get("type") == "remote":
-        return {"type": "http", "url": server.get("url"), "headers": server.get("headers") or {}}
-    command = [str(word) for word in server.get("command") or []]
-    return {"command": command[0] if command else "", "args": command[1:], "env": server.get("environment") or {}}
+        if not isinstance(server.get("url"), str):
+            raise InvalidRequestError(f"The MCP server {name!r} is elsewhere and has no `url`.")
+        return {"type": "http", "url": server["url"], "headers": server.get("headers") or {}}
+    command = server.get("command")
+    if not isinstance(command, list) or not command or not all(isinstance(word, str) for word in command):
+        raise InvalidRequestError(f"The `command` of the MCP server {name!r} is no list of words.")
+    return {"command": command[0], "args": command[1:], "env": server.get("environment") or {}}
 
 
 # -- both --------------------------------------------------------------------------------------------------------------
 
 
-def _secret(id: str, kind: ModelProvider | None, credential: Credential | None) -> Secret | None:
+def _credential(config: AgentConfig, id: str, key: object) -> Credential | None:
+    if not isinstance(key, str | None):
+        raise InvalidRequestError(f"The key of {id} is no text.")
+    return config.auth.get(id) or (Credential(key=SecretStr(key)) if key else None)
+
+
+def _add(secrets: Secrets, place: tuple[str, bool], secret: Secret, has: Environment) -> None:
+    """For a host, as ``_host`` says it. A host can be shown only one."""
+    host, insecure = place
+    secret = _looked_up(secret, host, has).model_copy(update={"insecure": insecure})
+    if secrets.setdefault(host, secret) != secret:
+        raise InvalidRequestError(f"There are two keys for {host}, and a host can be shown only one.")
+
+
+def _looked_up(secret: Secret, host: str, has: Environment) -> Secret:
+    """OpenCode's configurations name variables in place of keys. Here they are the server's, if they may go there."""
+    value = "" if secret.value is None else secret.value.get_secret_value()
+    named = _VARIABLE.fullmatch(value)
+    if named is None:
+        return secret
+    before, kind, name, after = named.groups()
+    if kind != "env" or not has(name, host):
+        raise InvalidRequestError(
+            f"The key for {host} is to come from {kind}:{name}, which this server has not, or may not send there.",
+            hint="Give the key itself; or have the server's operator set the variable, and list it in "
+            f"SKERRY_SECRET_SOURCES as env:NAME@{host} where people need a key to come in.",
+        )
+    scheme = (secret.scheme or "{value}").replace("{value}", f"{before}{{value}}{after}")
+    return Secret(value_from=f"env:{name}", header=secret.header, scheme=scheme)
+
+
+def _secret(
+    id: str, kind: ModelProvider | None, credential: Credential | None, options: dict[str, Any]
+) -> Secret | None:
+    """What is shown to a provider: its credential, or the one among its headers, which is taken out of them."""
+    taken = _taken(options)
+    if taken is not None and credential is not None:
+        raise InvalidRequestError(f"There are two keys for {id}: among its headers, and beside them.")
     if credential is None:
-        return None
+        return taken
     header, scheme = ("Authorization", "Bearer {value}") if kind is None else (kind.header, kind.scheme)
     if credential.type == "api":
         if credential.key is None:
@@ -253,18 +320,29 @@ def _host(id: str, kind: ModelProvider | None, url: object) -> tuple[str, bool]:
     return (host if port == 443 else f"{host}:{port}"), parts.scheme == "http"
 
 
-def _mcp(server: Mapping[str, Any], secrets: Secrets) -> dict[str, Any]:
+def _taken(about: dict[str, Any]) -> Secret | None:
+    """The header that shows a key, taken out of the ``headers`` that somebody is to be sent."""
+    headers = about.get("headers")
+    if headers is None:
+        return None
+    if not isinstance(headers, Mapping) or not all(isinstance(value, str) for value in headers.values()):
+        raise InvalidRequestError("The headers of a provider or of an MCP server are no object of texts.")
+    found = [name for name in headers if name.lower() in _AUTHENTICATING]
+    if len(found) > 1:
+        raise InvalidRequestError(f"There are two keys among the headers: {' and '.join(found)}.")
+    about["headers"] = {name: value for name, value in headers.items() if name not in found}
+    return Secret(value=SecretStr(headers[found[0]]), header=found[0]) if found else None
+
+
+def _mcp(server: Mapping[str, Any], secrets: Secrets, has: Environment) -> dict[str, Any]:
     """An MCP server elsewhere is shown its key at the door, as models are."""
     kept = dict(server)
-    headers = dict(server.get("headers") or {})
-    for name in list(headers):
-        if name.lower() in _AUTHENTICATING and isinstance(headers[name], str):
-            host, insecure = _host("mcp", None, server.get("url"))
-            if host in secrets:
-                raise InvalidRequestError(f"There are two keys for {host}, and a host can be shown only one.")
-            secrets[host] = Secret(value=SecretStr(headers.pop(name)), header=name, insecure=insecure)
-    if "headers" in kept:
-        kept["headers"] = headers
+    secret = _taken(kept)
+    if secret is not None:
+        host = _host("mcp", None, server.get("url"))
+        if host[0] in secrets:
+            raise InvalidRequestError(f"There are two keys for {host[0]}, and a host can be shown only one.")
+        _add(secrets, host, secret, has)
     return kept
 
 

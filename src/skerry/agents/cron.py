@@ -55,6 +55,8 @@ class _Field:
         elif "-" in span:
             low, _, high = span.partition("-")
             first, last = self._number(low, part), self._number(high, part)
+            if last < first and high.lower() == "sun":
+                last = self.last  # a week may end with its Sunday
         else:
             first = self._number(span, part)
             last = self.last if slash else first

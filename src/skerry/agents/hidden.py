@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import astuple, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import quote
 
@@ -23,7 +23,10 @@ class Hidden:
 
     def sealed(self, vault: Vault, id: str) -> str | None:
         """As it is kept with the task or schedule of that id."""
-        return None if self == Hidden() else vault.seal(json.dumps(astuple(self)), f"task/{id}")
+        return None if self == Hidden() else vault.seal(self._written(), f"task/{id}")
+
+    def _written(self) -> str:
+        return json.dumps((self.secrets, self.username, self.password, self.config))
 
     @classmethod
     def opened(cls, vault: Vault, id: str, sealed: str | None) -> Hidden:

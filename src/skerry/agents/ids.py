@@ -10,4 +10,8 @@ _LETTERS = string.ascii_lowercase + string.digits
 
 
 def nanoid(length: int = 12) -> str:
-    return "".join(secrets.choice(_LETTERS) for _ in range(length))
+    number, letters = secrets.randbelow(len(_LETTERS) ** length), ""
+    for _ in range(length):
+        number, letter = divmod(number, len(_LETTERS))
+        letters += _LETTERS[letter]
+    return letters

@@ -18,6 +18,8 @@ log = structlog.get_logger(__name__)
 
 GATHER = 0.08
 """Seconds that pieces of an answer wait for each other: each would be a row otherwise."""
+MOMENT = 0.03
+"""Seconds that anything waits for what follows it at once: each write costs as much as several together."""
 AGAIN = 1.0
 LAST_ATTEMPTS = 20
 """How often a store that does not answer is asked at the end of a task, once a second."""
@@ -80,8 +82,7 @@ class Journal:
         while not self._closing.is_set():
             await self._news.wait()
             self._news.clear()
-            if all(type == "chunk" for type, _, _ in self._waiting):
-                await self._pause(GATHER)
+            await self._pause(GATHER if all(type == "chunk" for type, _, _ in self._waiting) else MOMENT)
             try:
                 await self.flush()
             except SkerryError as error:

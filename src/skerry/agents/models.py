@@ -86,7 +86,8 @@ class AgentFault(_Event):
     type: Literal["error"] = "error"
     error: str
     code: str = "agent_failed"
-    """``model_denied``, ``model_failed``, ``model_unreachable``, ``aborted``, ``agent_died``, ``agent_failed``."""
+    """``model_denied``, ``model_failed``, ``model_unreachable``, ``model_unknown``, ``aborted``, ``agent_died``,
+    ``agent_failed``."""
 
 
 class ExecutionComplete(_Event):

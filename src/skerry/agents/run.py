@@ -13,18 +13,18 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack, aclosing, suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
 
 import structlog
 
 from skerry.agents import artifacts
-from skerry.agents.changes import Base, Changes, NoChangesKnown
-from skerry.agents.config import Environment, Preparation, prepare, server_variables
-from skerry.agents.contract import DIRECTORY, Agent, Prompt, Running, Setup
+from skerry.agents.aside import NoChangesKnown
+from skerry.agents.changes import Base, Changes
+from skerry.agents.contract import DIRECTORY, Agent, Prompt, Running
+from skerry.agents.desk import Desk
 from skerry.agents.hidden import Hidden
 from skerry.agents.ids import nanoid
 from skerry.agents.journal import Journal
@@ -41,13 +41,11 @@ from skerry.agents.models import (
     ToolCall,
 )
 from skerry.agents.muster import Muster
-from skerry.agents.opencode.catalogue import VARIABLE, Catalogue
-from skerry.agents.task_models import CreateTask, TaskDiff, TaskStatus, Work
+from skerry.agents.task_models import CreateTask, TaskDiff, TaskStatus
 from skerry.agents.workplace import Found, furnish
 from skerry.control.actor import Caller, actor, caller
 from skerry.control.inquiry import inquiry
-from skerry.control.registry import Registry
-from skerry.control.task_rows import TaskRow, TaskRows
+from skerry.control.task_rows import TaskRow
 from skerry.errors import AgentSessionNotFoundError, SandboxExistsError, SandboxNotFoundError, SkerryError
 from skerry.models import CreateSandbox, KeyScope, now, shown_id
 from skerry.runtime.runtime import Runtime
@@ -66,38 +64,6 @@ GO_ON = (
     "The server was restarted while you were working on this, so what ran has ended; the files are as you left them. "
     "Look at what is done already, do the rest, and finish. This is what you were asked to do:\n\n"
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Desk:
-    """What all runs share."""
-
-    registry: Registry
-    rows: TaskRows
-    agents: Mapping[str, Agent]
-    told: Callable[[str], None]
-    catalogue: Catalogue
-
-    def prepared(
-        self, request: Work, model: str | None, directory: str, config: Mapping[str, Any] | None
-    ) -> Preparation:
-        """What it takes to run the agent that is asked for. Raises ``InvalidRequestError``."""
-        if not self.agents[request.agent].toolbox:
-            return Preparation(Setup(directory=directory, model=model))
-        asked = dict(config or {}) | ({} if model is None else {"model": model})
-        return prepare(request.agent, asked, directory=directory, has=self._variables())
-
-    async def narrowed(self, prepared: Preparation, env: Mapping[str, str]) -> Setup:
-        """For an agent that need not know of models that it cannot reach. ``env``: what the sandbox has."""
-        setup = prepared.setup
-        known = await self.catalogue.file(prepared.providers, env) if prepared.providers else None
-        if known is None:
-            return setup
-        path, content = known
-        return replace(setup, files={**setup.files, path: content}, env={**setup.env, VARIABLE: path})
-
-    def _variables(self) -> Environment:
-        return server_variables(self.registry.settings, self.registry.reception.closed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +139,11 @@ class Run:
                     outcome = await self._supervised(stack)
                 finally:
                     self._muster.do_without(self.row.id)
+                if self._asked.is_set():
+                    self._record("session_message", *_answered(outcome, self._cost))
                 if self.row.step != "leaving":
+                    if self._runtime is not None:
+                        self._runtime = await self._awake(stack) or self._runtime
                     collected = await self._collected(outcome)
                     await self._save(step="leaving", error=outcome.error, error_code=outcome.code, **collected)
             await self._leave_sandbox()
@@ -284,8 +254,8 @@ class Run:
             given["egress"] = request.egress
         if self._secrets:
             given["secrets"] = self._secrets
-        if self._snapshot is not None:
-            given["snapshot"] = self._snapshot
+        if (snapshot := self._snapshot or request.snapshot) is not None:
+            given["snapshot"] = snapshot
         elif row.provider != self._desk.registry.provider.capabilities().name:
             given["provider"] = row.provider
         given["toolboxes"] = [*dict.fromkeys([*self._prepared.toolboxes, *request.toolboxes])]
@@ -324,6 +294,7 @@ class Run:
         session = self.row.session_id
         if session is None:
             session = await running.create_session(_title(self.row))
+            self._record("session_created", f"Session {session} was begun.", {}, session)
         await self._save(step="prompting", session_id=session, attempts=self.row.attempts + 1)
         said = "Going on where the server before ended." if resumed else "The agent is working."
         self._journal.add("status", message=said, sessionId=session)
@@ -339,6 +310,11 @@ class Run:
                     return _outcome(event)
                 await self._hear(event)
         return Outcome(TaskStatus.FAILED, "The agent ended without a word.", "agent_died")
+
+    def _record(self, kind: str, message: str, details: dict[str, Any], session: str | None = None) -> None:
+        """In the history of the sandbox, and so to those whom webhooks tell of it."""
+        told = {"session": session or self.row.session_id, "task": self.row.id, **details}
+        self._desk.registry.history.record(self.sandbox, kind, message, details=told)
 
     async def _started(self, runtime: Runtime, found: Found | None) -> Running:
         """The agent, started while it is looked what there is: neither knows of the other."""
@@ -375,6 +351,8 @@ class Run:
             self._tokens += event.tokens
             self._trouble = None
             journal.add("step_finish", event=_plain(event))
+            # Spent is spent, whatever becomes of this server.
+            await self._save(tokens=self._tokens.model_dump(), cost=self._cost)
         elif isinstance(event, Permission):
             journal.add("permission", event=_plain(event))
             await self._answer_for(event)
@@ -392,6 +370,17 @@ class Run:
             await self._running.answer(asked.id, "once" if self.request.permissions == "allow" else "reject")
 
     # -- the end -------------------------------------------------------------------------------------------------------
+
+    async def _awake(self, stack: AsyncExitStack) -> Runtime | None:
+        """The sandbox as it is now: it may have ended under the agent, and have all its files."""
+        # Who may only read makes none anew in the place of one that is gone.
+        acting = caller.set(Caller("task", owner=self.row.owner, scope=KeyScope.READ_ONLY))
+        try:
+            return await stack.enter_async_context(self._desk.registry.use(self.sandbox))
+        except (SkerryError, OSError):
+            return None
+        finally:
+            caller.reset(acting)
 
     async def _collected(self, outcome: Outcome) -> dict[str, Any]:
         """What the agent said and did, as columns. Whatever goes wrong here, the outcome is what it is."""
@@ -487,6 +476,13 @@ def _outcome(event: ExecutionComplete) -> Outcome:
     if event.success:
         return COMPLETED
     return Outcome(TaskStatus.FAILED, event.error or "The agent failed.", event.code or "agent_failed")
+
+
+def _answered(outcome: Outcome, cost: float) -> tuple[str, dict[str, Any]]:
+    """What is told of a message when the agent is done with it."""
+    done = outcome.status is TaskStatus.COMPLETED
+    said = "The agent answered a message." if done else f"The agent did not answer: {outcome.error}"
+    return said, {"code": outcome.code, "cost": cost}
 
 
 def _plain(event: AgentEvent) -> dict[str, Any]:

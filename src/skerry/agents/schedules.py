@@ -70,7 +70,7 @@ class Schedules:
 
     async def create(self, request: CreateSchedule) -> ScheduleInfo:
         cron = Cron.parse(request.cron, request.timezone)
-        work, hidden = self._checked(request.task or request.team)
+        work, hidden = await self._checked(request.task or request.team)
         id = f"sched-{nanoid()}"
         row = ScheduleRow(
             id=id,
@@ -91,13 +91,16 @@ class Schedules:
         self._news.set()
         return _described(row)
 
-    def _checked(self, work: CreateTask | CreateTeam | None) -> tuple[Any, Hidden]:
+    async def _checked(self, work: CreateTask | CreateTeam | None) -> tuple[Any, Hidden]:
         """What makes no sense now would make none when it is due, and nobody would be there to be told."""
         if isinstance(work, CreateTeam):
-            self._teams.rows_of(work)
+            team, rows, hidden = self._teams.rows_of(work)
+            await self._teams.require(team, rows, hidden)
         else:
             assert work is not None
-            self._tasks.row_of(work)
+            row, _ = self._tasks.row_of(work)
+            if row.made_sandbox:  # another is whatever it will be then
+                await self._tasks.require(self._tasks.work(row).sandbox_request())
         return self._tasks.checked(work)
 
     async def list(self) -> builtins.list[ScheduleInfo]:
@@ -179,7 +182,7 @@ class Schedules:
     async def _due(self, row: ScheduleRow) -> None:
         assert row.next_at is not None
         cron, moment = Cron.parse(row.cron, row.timezone), self._clock()
-        times = [row.next_at, *cron.latest(row.next_at, moment, MOST_MISSED)]
+        times = [row.next_at, *cron.latest(row.next_at, moment, KEPT)][-KEPT:]
         missed = [due for due in times if moment - due > LATE]
         timely = [due for due in times if moment - due <= LATE]
         if row.missed == "skip":
@@ -187,7 +190,7 @@ class Schedules:
         elif row.missed == "once":
             begun = timely or missed[-1:]
         else:
-            begun = times
+            begun = times[-MOST_MISSED:]
         skipped = [
             Occurrence(due, "skipped", reason="No server ran at that time.") for due in times if due not in begun
         ]
@@ -255,7 +258,7 @@ class Schedules:
 
 def _described(row: ScheduleRow) -> ScheduleInfo:
     if row.kind == "task":
-        message = row.request["message"]
+        message = row.request["message"].strip() or f"template {row.request['templateId']}"
     else:
         message = ", ".join(agent["role"] for agent in row.request["agents"])
     return ScheduleInfo(

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from datetime import datetime
+import posixpath
+from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Annotated, Any, Literal
 
-from pydantic import AliasChoices, Field, field_serializer, model_validator
+from pydantic import AfterValidator, AliasChoices, Field, field_serializer, field_validator, model_validator
 
 from skerry.agents.models import Model, Tokens
 from skerry.models import EgressMode, EgressPolicy, EnvVars, Labels, Limits, Request, Result, SandboxRef, Secrets, now
@@ -34,6 +35,12 @@ Missed = Literal["skip", "once", "all"]
 
 
 Message = Annotated[str, Field(min_length=1, max_length=LONGEST_MESSAGE)]
+
+
+def _wish(text: str) -> str:
+    if not text.strip():
+        raise ValueError("it should say what is to be done")
+    return text
 
 
 class Work(Request):
@@ -86,12 +93,15 @@ class CreateTask(Work):
     message: Message
     model: Model | None = None
     system: str | None = Field(None, max_length=LONGEST_MESSAGE, description="Instructions beside the message.")
-    sandbox_id: str | None = Field(None, description="Work in this sandbox, made if there is none, and keep it.")
+    sandbox_id: str | None = Field(
+        None, min_length=1, description="Work in this sandbox, made if there is none, and keep it."
+    )
     session_id: str | None = Field(None, max_length=200, description="Go on in this session of that sandbox's agent.")
+    snapshot: str | None = Field(None, min_length=1, description="Make its sandbox from this one, by id or name.")
     reuse: bool = Field(False, description="Work in the caller's own sandbox for quick tasks, `quick-task`.")
     template_id: str | None = Field(None, max_length=60, description="Begin from a template; see `GET …/templates`.")
     values: dict[str, str] = Field(default_factory=dict, description="For the template's placeholders.")
-    directory: str | None = Field(None, max_length=4096, description="Where the agent works.")
+    directory: str | None = Field(None, max_length=4096, description="Where the agent works: an absolute path.")
     detach: bool = Field(False, description="Answer at once, not when the task has ended.")
 
     @model_validator(mode="before")
@@ -106,10 +116,29 @@ class CreateTask(Work):
             return {**given, "message": " "}
         return given
 
+    @field_validator("directory")
+    @classmethod
+    def _placed(cls, directory: str | None) -> str | None:
+        if directory is None:
+            return None
+        if not directory.startswith("/") or "\0" in directory or ".." in directory.split("/"):
+            raise ValueError("it should be an absolute path without ..")
+        return posixpath.normpath("/" + directory.lstrip("/"))
+
+    @model_validator(mode="after")
+    def _sensible(self) -> CreateTask:
+        if self.template_id is None and not self.message.strip():
+            raise ValueError("message: it should say what is to be done")
+        if self.reuse and self.sandbox_id is not None:
+            raise ValueError("either sandboxId or reuse, which is the sandbox for quick tasks")
+        if self.snapshot is not None and (self.reuse or self.sandbox_id is not None or self.image is not None):
+            raise ValueError("snapshot: it is for a sandbox of the task's own, in place of an image")
+        return self
+
 
 class TeamMember(Request):
     role: str = Field(min_length=1, max_length=200)
-    message: Message
+    message: Annotated[Message, AfterValidator(_wish)]
     model: Model | None = None
     agent: str | None = Field(None, max_length=60)
     system: str | None = Field(None, max_length=LONGEST_MESSAGE)
@@ -368,6 +397,16 @@ class WorkerReport(Request):
     data: dict[str, Any] = Field(default_factory=dict)
     timestamp: datetime = Field(default_factory=now)
     id: str | None = Field(None, max_length=200, description="As Skerry's own webhooks name a delivery.")
+
+    @field_validator("timestamp")
+    @classmethod
+    def _past(cls, moment: datetime) -> datetime:
+        # A clock that is ahead would have nothing believed that comes after it.
+        try:
+            moment = moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment.astimezone(UTC)
+        except OverflowError:
+            raise ValueError("it should be a time in this era") from None
+        return min(moment, now())
 
 
 class Received(Result):

@@ -18,12 +18,13 @@ import structlog
 from skerry.agents import run
 from skerry.agents.availability import provider_for
 from skerry.agents.contract import DIRECTORY, Agent
+from skerry.agents.desk import Desk
 from skerry.agents.fit import check_fit
 from skerry.agents.hidden import Hidden, reason_of
 from skerry.agents.ids import nanoid
 from skerry.agents.muster import Muster
 from skerry.agents.opencode.catalogue import Catalogue
-from skerry.agents.run import ATTEMPTS, Desk, Outcome, Run
+from skerry.agents.run import ATTEMPTS, CANCELLED, Outcome, Run
 from skerry.agents.runner import Runner
 from skerry.agents.task_models import (
     AgentUsage,
@@ -49,7 +50,7 @@ from skerry.errors import (
     SkerryError,
     TaskNotFoundError,
 )
-from skerry.models import now
+from skerry.models import CreateSandbox, now
 from skerry.runtime.repository import check_branch, parse_repository
 
 log = structlog.get_logger(__name__)
@@ -58,6 +59,8 @@ QUICK = "quick-task"
 """The sandbox that each owner's quick tasks share."""
 LOOK = 1.0
 """Seconds between looks for wishes that came by way of another server."""
+ADOPT = 10.0
+"""Seconds between looks for tasks whose process died, such as a command that worked without a server."""
 EXPIRE = 3600.0
 PAGE = 500
 LAST = ("done", "error")
@@ -85,9 +88,7 @@ class Tasks:
     async def open(self) -> None:
         """From now on tasks are worked on; those that nobody works on any more are seen to."""
         self._runner.open(self._registry.node)
-        for row in await self._rows.open_of(self._registry.node):
-            if not self._runner.lives(row.runner) and await self._rows.adopt(row.id, row.runner, self.runner):
-                await self._take_up(row)
+        await self._adopt()
         self._keeper = asyncio.get_running_loop().create_task(self._keep())
 
     async def close(self) -> None:
@@ -109,14 +110,23 @@ class Tasks:
         """The name of this process, in the rows of what it works on."""
         return self._runner.name
 
+    async def _adopt(self) -> None:
+        """Take up what a process of this home has left; of those that live, each sees to its own."""
+        for row in await self._rows.open_of(self._registry.node, but=self.runner):
+            if not self._runner.lives(row.runner) and await self._rows.adopt(row.id, row.runner, self.runner):
+                await self._take_up(row)
+
     async def _take_up(self, row: TaskRow) -> None:
         reason = "The server ended while this task was worked on"
         if row.status == TaskStatus.PENDING and self._resume:
             return await self._start(row)
         if not self._resume or row.request.get("onRestart") == "fail":
             return await self._fail(row.id, f"{reason}.")
-        if row.attempts >= ATTEMPTS:
-            return await self._fail(row.id, f"{reason}, for the {row.attempts}th time: it is not taken up again.")
+        # That an agent was asked is counted when it is; what comes before and after may end a server as well.
+        times = row.attempts + (row.step in ("preparing", "collecting"))
+        if times >= ATTEMPTS:
+            return await self._fail(row.id, f"{reason}, {times} times by now: it is not taken up again.")
+        row = await self._rows.update(row.id, attempts=times) or row
         log.info("a task is taken up again", task=row.id, step=row.step)
         await self.note(row.id, "status", message=f"{reason}; this one takes it up again.")
         await self._start(row)
@@ -125,10 +135,11 @@ class Tasks:
         await self.end(id, Outcome(TaskStatus.FAILED, reason, RESTARTED))
         log.warning("a task was failed", task=id, reason=reason)
 
-    async def end(self, id: str, outcome: Outcome) -> None:
-        """It has ended so, without having been worked on to its end."""
+    async def end(self, id: str, outcome: Outcome, *, only_at: str | None = None) -> None:
+        """It has ended so, without having been worked on to its end. ``only_at``: unless it has gone on from there."""
         ended = {"status": outcome.status, "error": outcome.error, "error_code": outcome.code, "completed_at": now()}
-        if await self._rows.update(id, unless_ended=True, runner=None, step="ended", **ended) is not None:
+        changes = {"runner": None, "step": "ended", **ended}
+        if await self._rows.update(id, unless_ended=True, only_at=only_at, **changes) is not None:
             await self.note(id, "error", message=outcome.error, code=outcome.code, status=outcome.status)
 
     async def end_unless_begun(self, id: str, outcome: Outcome) -> None:
@@ -142,10 +153,14 @@ class Tasks:
         self._told(id)
 
     async def _keep(self) -> None:
-        """See to wishes that reached another server of this store, and forget what is old."""
+        """See to wishes that reached another server of this store, and to what others left; forget what is old."""
         loop, expired = asyncio.get_running_loop(), -EXPIRE
+        adopted = loop.time()
         while True:
             try:
+                if self._resume and loop.time() - adopted >= ADOPT:
+                    adopted = loop.time()
+                    await self._adopt()
                 if self._runs:
                     for id in await self._rows.to_cancel(self.runner):
                         self._runs[id][0].cancel() if id in self._runs else None
@@ -164,10 +179,13 @@ class Tasks:
         row.retry_of = retry_of
         work = Run(self._desk, row, hidden)
         if not row.made_sandbox:
-            with suppress(SandboxNotFoundError):
+            asked = work.sandbox_request()
+            try:
                 found = await self._registry.get(work.sandbox)
-                check_fit(work.sandbox_request(), found, await self._registry.egress(work.sandbox), request.provider)
+                check_fit(asked, found, await self._registry.egress(work.sandbox), request.provider)
                 row.provider = found.provider
+            except SandboxNotFoundError:
+                await self.require(asked)
         await self._rows.insert(row)
         if row.made_sandbox:
             # Here, where quotas and what cannot be are answered with an error and not with a task that failed.
@@ -181,14 +199,17 @@ class Tasks:
         self.start(work)
         return row
 
-    def row_of(self, request: CreateTask, provider: str | None = None) -> tuple[TaskRow, Hidden]:
+    def row_of(
+        self, request: CreateTask, provider: str | None = None, hidden: Hidden | None = None
+    ) -> tuple[TaskRow, Hidden]:
         """A task that whoever asks may have, checked, and not on record yet. ``provider``: the one it is known to run
-        on."""
+        on. ``hidden``: what must not be read, where that is known already."""
         if request.template_id is not None:
             text = filled(request.template_id, request.values, request.message)
             request = request.model_copy(update={"message": text, "template_id": None, "values": {}})
         provider = provider or provider_for(self._registry, request.provider, request.use_case)
-        request, hidden = self.checked(request)
+        request, own = self.checked(request)
+        hidden = hidden or own
         id = f"task-{nanoid()}"
         given = QUICK if request.reuse else request.sandbox_id
         if request.session_id is not None and given is None:
@@ -212,6 +233,18 @@ class Tasks:
             secrets=hidden.sealed(self._registry.vault, id),
         )
         return row, hidden
+
+    async def require(self, asked: CreateSandbox) -> None:
+        """Raises for a sandbox that could not be made, while whoever wants it is there to be told."""
+        registry, provider = self._registry, self._registry.provider
+        registry.check(asked)
+        if provider.capabilities().toolboxes:
+            for toolbox in asked.toolboxes:
+                await provider.require_toolbox(toolbox)
+        if asked.snapshot is not None:
+            await registry.snapshots.get(asked.snapshot)
+        else:
+            await provider.require_image(asked.image, asked.provider or provider.capabilities().name)
 
     def checked(self, request: Any) -> tuple[Any, Hidden]:
         """A request that can be worked on, without what must not be read, and that apart."""
@@ -242,8 +275,14 @@ class Tasks:
             return await self._fail(row.id, f"It could not be taken up again: {reason_of(error)}")
         self.start(work)
 
-    def work(self, row: TaskRow, snapshot: str | None = None, muster: Muster | None = None) -> Run:
-        hidden = Hidden.opened(self._registry.vault, row.id, row.secrets)
+    def work(
+        self,
+        row: TaskRow,
+        snapshot: str | None = None,
+        muster: Muster | None = None,
+        hidden: Hidden | None = None,
+    ) -> Run:
+        hidden = hidden or Hidden.opened(self._registry.vault, row.id, row.secrets)
         return Run(self._desk, row, hidden, snapshot, muster)
 
     @property
@@ -372,18 +411,26 @@ class Tasks:
         row = await self._mine(id)
         content = await self._rows.artifact(row.id, path)
         if content is None:
+            found = {each["path"]: each for each in row.artifacts}
+            said = "was not kept: there was too much of it, or of others" if path in found else "was not left"
             raise ArtifactNotFoundError(
-                f"Task {id!r} has left no {path[:200]!r}.",
-                details={"artifacts": [each["path"] for each in row.artifacts]},
+                f"{path[:200]!r} {said} by task {id!r}.",
+                details={"artifacts": [path for path, each in found.items() if each["kept"]]},
             )
         return content
 
-    async def usage(self, since: date | None, until: date | None) -> AgentUsage:
+    async def usage(self, since: date | None, until: date | None, user: str | None = None) -> AgentUsage:
+        """``user``: only what was asked for with that label."""
         until = until or now().date()
-        since = since or until - timedelta(days=29)
-        start, end = (datetime.combine(day, time(), UTC) for day in (since, until + timedelta(days=1)))
+        try:
+            since = since or until - timedelta(days=29)
+            start, end = (datetime.combine(day, time(), UTC) for day in (since, until + timedelta(days=1)))
+        except OverflowError:
+            raise InvalidRequestError(f"{until} is at the end of all days.") from None
+        if since > until:
+            raise InvalidRequestError(f"{since} is after {until}.", hint="`since` is the first day, `until` the last.")
         owner = caller.get().owner
-        return summed(owner, await self._rows.spent(owner, start, end))
+        return summed(owner, await self._rows.spent(owner, start, end, user))
 
     # -- changing ------------------------------------------------------------------------------------------------------
 
@@ -394,6 +441,8 @@ class Tasks:
             await self._rows.update(id, unless_ended=True, cancel=True)
             if id in self._runs:
                 self._runs[id][0].cancel()
+            elif row.team_id is not None and row.runner == self.runner:
+                await self.end(id, CANCELLED, only_at="waiting")  # for what its team is prepared with
         return await self.wait(id)
 
     async def retry(self, id: str) -> TaskRow:
@@ -402,12 +451,21 @@ class Tasks:
         if not TaskStatus(row.status).ended:
             raise ConflictError(f"Task {id!r} has not ended yet.", hint="Cancel it first, or wait.")
         request = CreateTask.model_validate(row.request)
-        hidden = Hidden.opened(self._registry.vault, row.id, row.secrets)
+        try:
+            hidden = Hidden.opened(self._registry.vault, row.id, row.secrets)
+        except (SecretUnavailable, ValueError) as error:
+            raise ConflictError(
+                f"The secrets of task {id!r} cannot be opened here: {error}", hint="Ask for it as a new one."
+            ) from None
         update: dict[str, Any] = {"config": hidden.config} | {
             "secrets": CreateTask.model_validate({"message": "-", "secrets": hidden.secrets}).secrets
         }
         if row.made_sandbox:
             update["session_id"] = None
+        team = None if row.team_id is None else await self._rows.team(row.team_id)
+        if team is not None and team[0].request.get("snapshot") is not None:  # all that was prepared is in it
+            request = request.model_copy(update={"git_url": None})
+            update |= {"snapshot": team[0].request["snapshot"], "prepare": None}
         if request.git_url is not None:
             update["git_url"] = hidden.address(request.git_url)
         return await self.create(request.model_copy(update=update), retry_of=row.id)

@@ -61,9 +61,15 @@ class Teams:
 
     async def create(self, request: CreateTeam) -> TeamRow:
         team, rows, hidden = self.rows_of(request)
+        await self.require(team, rows, hidden)
         await self._rows.insert(*rows, team=team)
         self.start(team, rows, hidden)
         return team
+
+    async def require(self, team: TeamRow, rows: Sequence[TaskRow], hidden: Hidden) -> None:
+        """Raises if there could not be such sandboxes; they differ by nothing but the agent."""
+        for row in {row.agent: row for row in rows}.values():
+            await self._tasks.require(self._tasks.work(row, team.snapshot, hidden=hidden).sandbox_request())
 
     def rows_of(self, request: CreateTeam) -> tuple[TeamRow, list[TaskRow], Hidden]:
         """A team that whoever asks may have, checked, and not on record yet."""
@@ -76,10 +82,9 @@ class Teams:
             own = {"message": member.message, "model": member.model, "system": member.system}
             given = common | own | {"agent": member.agent or request.agent, "secrets": hidden.secrets}
             given["config"] = hidden.config
-            row, _ = self._tasks.row_of(CreateTask.model_validate(given), provider)
+            row, _ = self._tasks.row_of(CreateTask.model_validate(given), provider, hidden)
             row.team_id, row.place, row.role = id, place, member.role
             row.sandbox_id = own_id(f"team-{id}-agent-{place}")
-            row.secrets = hidden.sealed(self._registry.vault, row.id)
             rows.append(row)
         team = TeamRow(
             id=id,
@@ -124,7 +129,7 @@ class Teams:
             outcome = Outcome.of(error) if isinstance(error, SkerryError) else BROKEN
             for row in rows:
                 await self._tasks.end_unless_begun(row.id, outcome)
-        await self._wind_up(team)
+        await self._see_through(team)
 
     async def _start_all(self, team: TeamRow, rows: Sequence[TaskRow], hidden: Hidden) -> None:
         snapshot = team.snapshot
@@ -138,13 +143,16 @@ class Teams:
         at_once = snapshot is not None and len(rows) <= self._tasks.free
         left = await (self._begun(rows) if at_once else self._left(rows))
         muster = Muster(row.id for row in left)
-        works = [self._tasks.work(row, snapshot, muster) for row in left]
-        if at_once and snapshot is not None:
-            await self._make_sandboxes(snapshot, [work for work in works if not work.row.cancel])
+        works = [self._tasks.work(row, snapshot, muster, hidden) for row in left]
+        wanted = [work for work in works if not work.row.cancel]
+        if at_once and snapshot is not None and wanted:
+            await self._make_sandboxes(snapshot, wanted)
         for work in works:
             if work.row.cancel:
                 work.cancel()
-            self._tasks.start(work)
+        begun = [self._tasks.start(work) for work in works]
+        if begun:
+            await asyncio.wait(begun)
 
     async def _begun(self, rows: Sequence[TaskRow]) -> list[TaskRow]:
         return await self._rows.begin([row.id for row in rows], now())
@@ -180,7 +188,7 @@ class Teams:
         return made.id
 
     async def _wind_up(self, team: TeamRow) -> None:
-        """When all are through, what they began from is not needed any more."""
+        """Of one that another process has begun: when all are through, what they began from is not needed any more."""
         _act_for(team)
         with suppress(SandboxNotFoundError):
             await self._registry.destroy(own_id(f"team-{team.id}-base"))
@@ -214,6 +222,11 @@ class Teams:
     async def cancel(self, id: str) -> TeamInfo:
         """All that have not ended."""
         await asyncio.gather(*(self._tasks.cancel(agent.id) for agent in (await self.get(id)).agents))
+        found, running = await self._rows.team(id), self._running.get(id)
+        if found is not None and found[0].step == "preparing" and running is not None:
+            running.cancel()  # nobody is left whom it is prepared for
+            await asyncio.gather(running, return_exceptions=True)
+            self._begin(found[0], self._wind_up(found[0]))
         return await self.get(id)
 
 

@@ -106,5 +106,11 @@ def filled(id: str, values: Mapping[str, str], message: str) -> str:
             hint="Send `values`, or --value BLANK=TEXT." if missing else None,
             details={"missing": sorted(missing), "unknown": sorted(unknown)},
         )
+    for blank in template.placeholders:
+        if blank.options is not None and values[blank.name] not in blank.options:
+            raise InvalidRequestError(
+                f"Template {id!r} has no {blank.name} {values[blank.name][:60]!r}.",
+                hint=f"There are {', '.join(blank.options)}.",
+            )
     text = _BLANK.sub(lambda match: values[match[1]], template.prompt)
     return f"{text}\n\n{message.strip()}" if message.strip() else text

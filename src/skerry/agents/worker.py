@@ -8,19 +8,23 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import secrets
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterator
+from dataclasses import replace
 from typing import Any
 from weakref import WeakValueDictionary
 
 import structlog
+from pydantic import ValidationError
 
-from skerry.agents.config import Preparation, check_model, prepare, server_variables
+from skerry.agents.config import PLACEHOLDER, Preparation, check_model, prepare, server_variables
 from skerry.agents.contract import DIRECTORY, Prompt, Setup
 from skerry.agents.known import OPENCODE
 from skerry.agents.models import (
     AgentEvent,
+    Credential,
     ExecutionComplete,
     MessageDone,
     MessageStart,
@@ -34,24 +38,31 @@ from skerry.agents.models import (
     WorkerMessage,
     WorkerSync,
 )
-from skerry.agents.opencode.running import RunningOpenCode
+from skerry.agents.opencode.running import SETTINGS, RunningOpenCode
 from skerry.agents.opencode.turn import message_id
+from skerry.agents.placing import differing, put_back
+from skerry.agents.shift import Shift
+from skerry.control.actor import SERVER, caller
+from skerry.control.inquiry import inquiry
 from skerry.control.registry import Registry
 from skerry.errors import (
+    AgentConfigError,
     AgentDiedError,
     AgentError,
     AgentSessionNotFoundError,
     ConflictError,
     FilesMissingError,
+    InvalidRequestError,
     ModelFailedError,
+    ModelUnknownError,
     NotFoundError,
     SkerryError,
 )
 from skerry.models import (
     CreateSandbox,
     GitClone,
+    KeyScope,
     SandboxInfo,
-    StartSandbox,
     State,
     SyncRequest,
     shown_id,
@@ -76,6 +87,8 @@ _ERRORS: dict[str, type[AgentError]] = {
     "model_denied": ModelFailedError,
     "model_failed": ModelFailedError,
     "model_unreachable": ModelFailedError,
+    "model_unknown": ModelUnknownError,
+    "agent_config_invalid": AgentConfigError,
     "agent_died": AgentDiedError,
     "agent_session_not_found": AgentSessionNotFoundError,
 }
@@ -87,12 +100,15 @@ class Worker:
     def __init__(self, registry: Registry) -> None:
         self._registry = registry
         self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self._shifts: WeakValueDictionary[str, Shift] = WeakValueDictionary()
+        self._returns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     # -- sandboxes -----------------------------------------------------------------------------------------------------
 
     async def create(self, request: WorkerCreate) -> WorkerInfo:
         """A sandbox with its repository and its agent running; all of it, or nothing and an error."""
         preparation = self._prepare(request.config)
+        self._note_user(request.user_id)
         made = await self._registry.create(
             CreateSandbox(
                 id=request.id,
@@ -110,7 +126,8 @@ class Worker:
                 if request.git_url is not None:
                     clone = GitClone(repo_url=request.git_url, branch=request.git_branch, target_dir=DIRECTORY)
                     await runtime.git.clone(clone)
-                await OPENCODE.start(runtime, preparation.setup)
+                agent = await OPENCODE.start(runtime, preparation.setup)
+                await agent.check()
         except BaseException:
             await self._registry.destroy(made.id)
             raise
@@ -118,27 +135,11 @@ class Worker:
 
     async def get(self, id: str) -> WorkerInfo:
         """What is true now; looking wakes nothing."""
-        return await self._described(await self._registry.get(id))
+        return await self._described(await self._require(id))
 
     async def wake(self, id: str) -> WorkerInfo:
-        """Awake, with its agent. Should its files be missing, they are brought from its bucket, if they are there."""
-        await self._require(id)
-        try:
-            info = await self._registry.wake(id)
-        except FilesMissingError:
-            # An empty workspace must not pass for the one that was there, so it is brought back or it is an error.
-            stored = await self._registry.workspaces.get(id)
-            info = await self._registry.start(id, StartSandbox(fresh=True))
-            try:
-                async with self._registry.use(info.id) as runtime:
-                    await runtime.files.mkdir(DIRECTORY, recursive=True)
-                    pull = SyncRequest(direction="pull", dir=DIRECTORY, bucket=stored.bucket)
-                    await self._registry.workspaces.sync(runtime, info.id, pull)
-            except BaseException:
-                await self._registry.stop(info.id)
-                await self._registry.provider.forget(info.id)
-                raise
-        async with self.agent(info.id):
+        """Awake, with its agent."""
+        async with self.agent(id):
             pass
         return await self.get(id)
 
@@ -157,7 +158,7 @@ class Worker:
         if "dir" not in request.model_fields_set:
             request = request.model_copy(update={"dir": DIRECTORY})
         await self._require(id)
-        async with self._registry.use(id) as runtime:
+        async with self._held(id) as runtime:
             done = await self._registry.workspaces.sync(runtime, id, request)
         return WorkerSync(**done.model_dump(), success=done.ok)
 
@@ -172,18 +173,93 @@ class Worker:
     async def agent(self, id: str, change: Preparation | None = None) -> AsyncGenerator[RunningOpenCode, None]:
         """The agent of a sandbox, woken and started if need be, held awake for as long as this is."""
         await self._require(id)
-        async with self._registry.use(id) as runtime:
-            yield await self._running(id, runtime, change)
+        shift = self._shifts.setdefault(id, Shift())
+        async with self._held(id) as runtime:
 
-    async def _running(self, id: str, runtime: Runtime, change: Preparation | None = None) -> RunningOpenCode:
-        running = OPENCODE.running(runtime)
-        if change is None:
-            return running or await OPENCODE.start(runtime, Setup())
+            async def begin() -> RunningOpenCode:
+                if change is None:
+                    return OPENCODE.running(runtime) or await OPENCODE.start(runtime, Setup())
+                return await self._changed(id, runtime, change, shift)
+
+            async with shift.entered(begin) as running:
+                yield running
+
+    async def _changed(self, id: str, runtime: Runtime, change: Preparation, shift: Shift) -> RunningOpenCode:
+        """The agent with these settings and files, or the one of before and an error."""
         if change.secrets:
-            await self._registry.add_secrets(id, change.secrets)
-        if running is not None and running.started_with != dict(change.setup.env):
-            await running.stop()
-        return await OPENCODE.start(runtime, change.setup)
+            with _nothing_made():
+                await self._registry.add_secrets(id, change.secrets)
+        running, before = OPENCODE.running(runtime), await differing(runtime, change.setup)
+        if running is not None and running.started_with == dict(change.setup.env) and not before:
+            return running
+        await shift.alone()  # what others have asked it for would die with it
+        try:
+            if (running := OPENCODE.running(runtime)) is not None:
+                await running.stop()
+            agent = await OPENCODE.start(runtime, change.setup)
+            await agent.check()
+        except BaseException:
+            if (running := OPENCODE.running(runtime)) is not None:
+                await running.stop()
+            await put_back(runtime, before)
+            raise
+        return agent
+
+    @contextlib.asynccontextmanager
+    async def _held(self, id: str) -> AsyncGenerator[Runtime, None]:
+        """Its runtime, woken if need be. Should its files be missing, they are brought from its bucket: an empty
+        workspace must not pass for the one that was there.
+        """
+        async with contextlib.AsyncExitStack() as stack:
+            try:
+                runtime = await self._enter(stack, id)
+            except FilesMissingError:
+                async with self._returns.setdefault(id, asyncio.Lock()):
+                    try:
+                        runtime = await self._enter(stack, id)
+                    except FilesMissingError as missing:
+                        await self._bring_back(id, missing)
+                        runtime = await self._enter(stack, id)
+            yield runtime
+
+    async def _enter(self, stack: contextlib.AsyncExitStack, id: str) -> Runtime:
+        with _nothing_made():
+            return await stack.enter_async_context(self._registry.use(id))
+
+    async def _bring_back(self, id: str, missing: FilesMissingError) -> None:
+        try:
+            stored = await self._registry.workspaces.get(id)
+        except NotFoundError:
+            raise missing from None
+        async with self._registry.refill(id) as runtime:
+            await runtime.files.mkdir(DIRECTORY, recursive=True)
+            pull = SyncRequest(direction="pull", dir=DIRECTORY, bucket=stored.bucket)
+            done = await self._registry.workspaces.sync(runtime, id, pull)
+            if not done.ok:
+                raise FilesMissingError(
+                    f"The files of sandbox {shown_id(id)!r} are missing, and its bucket has not all of its workspace.",
+                    hint="Start it fresh and pull what is left: POST …/start {fresh: true}, POST …/sync.",
+                    details={"errors": done.errors[:20]},
+                )
+            self._registry.backups.made_good(id, runtime)
+
+    async def authorize(self, id: str, provider: str, credential: bytes) -> None:
+        """What OpenCode is given to show to a provider of models: kept at the door, and a placeholder inside."""
+        async with self.agent(id) as agent:
+            try:
+                given = Credential.model_validate_json(credential)
+            except ValidationError:
+                given = Credential()
+            if given.type != "api" or given.key is None:
+                raise InvalidRequestError(
+                    "Only a key can be given like this: {type: 'api', key}.",
+                    hint="Tokens belong in the `auth` of the sandbox's configuration, or of a message's.",
+                )
+            settings = json.loads(agent.started_with.get(SETTINGS) or "{}").get("provider") or {}
+            about = {provider: settings[provider]} if provider in settings else {}
+            secrets = self._prepare({"auth": {provider: given}, "provider": about}).secrets
+            await self._registry.add_secrets(id, secrets)
+            await agent.authorize(provider, PLACEHOLDER)
 
     async def answer(self, id: str, request: WorkerMessage) -> WorkerAnswer:
         """What the agent says to a message; raises ``AgentError`` where it could not answer."""
@@ -220,10 +296,17 @@ class Worker:
             lock = self._turns.setdefault(f"{id}/{session}", asyncio.Lock())
             async with lock:
                 yield MessageStart(session_id=session, message_id=prompt.message_id)
-                async with contextlib.aclosing(self._turn(id, agent, session, prompt, attended)) as events:
-                    async for event in events:
-                        yield event
-                await self._after(id)
+                kept = False
+                try:
+                    async with contextlib.aclosing(self._turn(id, agent, session, prompt, attended)) as events:
+                        async for event in events:
+                            if isinstance(event, MessageDone):  # after it nobody may be listening
+                                kept = True
+                                await self._after(id)
+                            yield event
+                finally:
+                    if not kept:
+                        await self._after(id)
 
     async def _turn(
         self, id: str, agent: RunningOpenCode, session: str, prompt: Prompt, attended: bool
@@ -247,20 +330,30 @@ class Worker:
                                 await agent.answer(event.id, "reject")
                     yield event
         finally:
-            if not ended and agent.alive:
-                with contextlib.suppress(SkerryError):
-                    await agent.abort(session)
+            if not ended:
+                done.success, done.error, done.code = False, "Nobody waited for its answer.", "aborted"
+                if agent.alive:
+                    with contextlib.suppress(SkerryError):
+                        await agent.abort(session)
+            self._told(id, done, time.perf_counter() - began)
         if done.success:
             done.parts = await _parts(agent, session, prompt.message_id)
-        said = "The agent answered a message." if done.success else f"The agent did not answer: {done.error}"
-        details = {"session": session, "message": prompt.message_id, "code": done.code, "cost": done.cost}
-        self._record(id, "session_message", said, details, time.perf_counter() - began)
         yield done
+
+    def _told(self, id: str, done: MessageDone, took: float) -> None:
+        said = "The agent answered a message." if done.success else f"The agent did not answer: {done.error}"
+        details = {"session": done.session_id, "message": done.message_id, "code": done.code, "cost": done.cost}
+        self._record(id, "session_message", said, details, took)
+        metrics = self._registry.metrics
+        metrics.message_latency.observe(took)
+        if (beyond := metrics.beyond("sandbox.message_latency", took, sandbox=id)) is not None:
+            about = {"metric": "sandbox.message_latency", "value": round(took, 3)}
+            self._registry.history.record(id, "alert", beyond, by=SERVER, details=about)
 
     async def _after(self, id: str) -> None:
         """What the agent has made is kept elsewhere too, where a bucket is set for that."""
         bucket = self._registry.settings.worker_bucket
-        if bucket is None:
+        if bucket is None or self._registry.peek(id) is None:  # what was put to sleep, or destroyed, is left so
             return
         try:
             await self.sync(id, SyncRequest(dir=DIRECTORY, bucket=bucket))
@@ -279,7 +372,13 @@ class Worker:
             raise ConflictError(
                 f"Sandbox {shown_id(info.id)!r} has no agent.", hint="Make one with POST /sandbox, or with its toolbox."
             )
+        self._note_user(info.labels.get(USER))
         return info
+
+    def _note_user(self, user: str | None) -> None:
+        """Log lines of the request say whom its sandbox is for."""
+        if user is not None and (asked := inquiry.get()) is not None:
+            asked.user_id = user
 
     async def _described(self, info: SandboxInfo) -> WorkerInfo:
         runtime = self._registry.look(info.id)
@@ -301,6 +400,16 @@ class Worker:
 
     def _record(self, id: str, kind: str, message: str, details: dict[str, Any], took: float | None = None) -> None:
         self._registry.history.record(id, kind, message, details=details, took=took)
+
+
+@contextlib.contextmanager
+def _nothing_made() -> Iterator[None]:
+    """What is used is there. Using a sandbox makes it otherwise: one that was deleted meanwhile would come back."""
+    before = caller.set(replace(caller.get(), scope=KeyScope.READ_ONLY))
+    try:
+        yield
+    finally:
+        caller.reset(before)
 
 
 async def _parts(agent: RunningOpenCode, session: str, prompt: str) -> list[Any]:

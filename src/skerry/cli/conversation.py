@@ -91,6 +91,12 @@ class Conversation(View):
             self.note(f"sandbox {told.data['status']}")
         elif told.type == "sandbox_warning":
             self.note(f"warning: {told.data['message']}")
+        elif told.type == "session_status" and told.data["status"] == "archived" and not self._only_looks:
+            self._close_line()
+            print(
+                "error: The session was archived; `skerry session show` has what became of the prompt.", file=sys.stderr
+            )
+            return 1
         elif told.type == "sandbox_error":
             self.note(f"error: {told.data['error']}", mark="✗")
             if told.data.get("refused") and not self._only_looks:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -29,12 +30,15 @@ def serve(
     ] = None,
     database_url: Annotated[str | None, typer.Option(help="The database [SQLite in the home].")] = None,
     warm_pool: Annotated[int | None, typer.Option(help="Machines to keep started in advance.")] = None,
+    spares: Annotated[
+        int | None, typer.Option(help="Machines to keep half started, for sandboxes of any kind [5].", min=0)
+    ] = None,
     sleep_after: Annotated[float | None, typer.Option(help="Idle seconds before a sandbox sleeps [600].")] = None,
 ) -> None:
     """Serve the HTTP API until told to stop."""
     from pydantic import ValidationError
 
-    from skerry.settings import Settings
+    from skerry.settings import SPARES, Settings
 
     try:
         settings = Settings.from_env(
@@ -44,6 +48,7 @@ def serve(
             api_keys=_keys(api_key_file),
             database_url=database_url,
             warm_pool=warm_pool,
+            spares=SPARES if spares is None and "SKERRY_SPARES" not in os.environ else spares,
             sleep_after=sleep_after,
         )
     except ValidationError as error:

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+import subprocess
 import sys
+from base64 import b64encode
+from email.utils import parseaddr
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
@@ -44,6 +48,9 @@ def start(
     model: Model = None,
     config: Config = None,
     image: Annotated[str | None, typer.Option(help="The image of its sandbox.")] = None,
+    author: Annotated[
+        str | None, typer.Option(metavar="'NAME <EMAIL>'", help="Of its commits; as git knows you here unless given.")
+    ] = None,
     secret: Secret = None,
     egress: Mode = None,
     allow: Allow = None,
@@ -57,7 +64,7 @@ def start(
         if not (owner and slash and name):
             raise typer.BadParameter(f"{repo!r} is not OWNER/NAME.", param_hint="--repo")
         options |= {"repo_owner": owner, "repo_name": name}
-    options |= surroundings(config, secret, egress, allow, env)
+    options |= _identity(author) | surroundings(config, secret, egress, allow, env)
     with target_of(context).client() as client:
         made = client.create_coding_session(**options)
         print_json(made.info()) if as_json else print(made.id)
@@ -68,6 +75,7 @@ def prompt(
     session: SessionId,
     message: Annotated[str, typer.Argument(help="What to do; - reads it from stdin.")],
     model: Annotated[str | None, typer.Option("--model", "-m", help="provider/model, for this one only.")] = None,
+    attach: Annotated[list[Path] | None, typer.Option("--attach", help="A file for it; may be given again.")] = None,
     detach: Annotated[bool, typer.Option("--detach", "-d", help="Put it into the queue and leave.")] = False,
     as_json: AsJson = False,
 ) -> int:
@@ -81,27 +89,35 @@ def prompt(
     if not text.strip():
         raise typer.BadParameter("Say what to do.", param_hint="MESSAGE")
     target = target_of(context)
+    options = given(model=model, attachments=[_attached(path) for path in attach] if attach else None)
     if detach:
-        return _detached(target, session, text, model, as_json)
-    return asyncio.run(_asked(target, session, text, model, as_json))
+        return _detached(target, session, text, options, as_json)
+    return asyncio.run(_asked(target, session, text, options, as_json))
 
 
-def _detached(target: Target, session: str, text: str, model: str | None, as_json: bool) -> int:
+def _attached(path: Path) -> dict[str, str]:
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise typer.BadParameter(f"{path} cannot be read: {error.strerror}.", param_hint="--attach") from None
+    return {"name": path.name, "content": b64encode(content).decode(), "encoding": "base64"}
+
+
+def _detached(target: Target, session: str, text: str, options: dict[str, Any], as_json: bool) -> int:
     with target.client() as client:
         need_server(client, "prompt")
-        queued = client.coding_session(session).prompt(text, model=model)
+        queued = client.coding_session(session).prompt(text, **options)
     print_json(queued) if as_json else print(queued.message_id)
     return 0
 
 
-async def _asked(target: Target, session: str, text: str, model: str | None, as_json: bool) -> int:
+async def _asked(target: Target, session: str, text: str, options: dict[str, Any], as_json: bool) -> int:
     from skerry import AsyncClient
     from skerry.cli.conversation import Conversation
 
     async with AsyncClient(target.url, target.api_key, target.home, owner=target.owner) as client:
         coding = client.coding_session(session)
         leave = (await client.connection.endpoint()).host is None
-        options = {} if model is None else {"model": model}
         return await Conversation(coding, as_json, may_leave=leave).follow(coding.ask(text, **options))
 
 
@@ -229,6 +245,27 @@ def remove(context: typer.Context, sessions: Annotated[list[str], typer.Argument
         for session in sessions:
             client.coding_session(session).delete()
             print(session)
+
+
+def _identity(author: str | None) -> dict[str, str]:
+    """In whose name the agent commits."""
+    if author is None:
+        known = {name: _git(f"user.{name}") for name in ("name", "email")}
+    else:
+        name, email = parseaddr(author)
+        if not (name and email):
+            raise typer.BadParameter(f"{author!r} is not NAME <EMAIL>.", param_hint="--author")
+        known = {"name": name, "email": email}
+    return {f"git_user_{name}": value for name, value in known.items() if value}
+
+
+def _git(key: str) -> str:
+    try:
+        return subprocess.run(
+            ["git", "config", "--get", key], capture_output=True, text=True, check=False
+        ).stdout.strip()
+    except OSError:
+        return ""
 
 
 def _repo(info: Any) -> str | None:

@@ -63,6 +63,7 @@ def task(
     depth: Depth = None,
     provider: Provider = None,
     image: Annotated[str | None, typer.Option(help="What its sandbox starts from.")] = None,
+    snapshot: Annotated[str | None, typer.Option(help="The same, a snapshot.")] = None,
     agent: Agent = None,
     model: Model = None,
     config: Config = None,
@@ -90,7 +91,7 @@ def task(
     """
     options = _options(repo, branch, depth, provider, agent, config, prepare, secret, egress, allow, env, timeout)
     options |= given(model=model, sandbox_id=sandbox, template_id=template, afterwards=afterwards, artifacts=artifact)
-    options |= given(image=image)
+    options |= given(image=image, snapshot=snapshot)
     if reuse:
         options["reuse"] = True
     if value:
@@ -130,12 +131,14 @@ def tasks(
     cancel: Annotated[bool, typer.Option("--cancel", help="Stop it.")] = False,
     retry: Annotated[bool, typer.Option("--retry", help="Ask for the same again; prints the new task's id.")] = False,
     artifact: Annotated[str | None, typer.Option("--artifact", help="Print a file that it left.")] = None,
+    usage: Annotated[bool, typer.Option("--usage", help="What those of the last thirty days cost, by day.")] = False,
     status: Annotated[str | None, typer.Option(help="pending, running, completed, failed or cancelled.")] = None,
+    user: Annotated[str | None, typer.Option(help="Only those that were asked for with this userId.")] = None,
     limit: Annotated[int, typer.Option("--limit", "-n", min=1, max=200, help="How many.")] = 20,
     offset: Annotated[int, typer.Option(min=0, help="After so many.")] = 0,
     as_json: AsJson = False,
 ) -> int:
-    """List tasks, the latest first; or look at one, follow, cancel or retry it."""
+    """List tasks, the latest first, or what they cost; or look at one, follow, cancel or retry it."""
     target = target_of(context)
     wish = next((name for name, given in _wishes(diff, follow, cancel, retry, artifact).items() if given), None)
     if task is None and wish is not None:
@@ -143,8 +146,10 @@ def tasks(
     if task is not None and follow:
         return asyncio.run(_followed(target, task, as_json))
     with target.client() as client:
+        if usage:
+            return _usage(client, user, as_json)
         if task is None:
-            found = client.list_tasks(limit, offset, status=status)
+            found = client.list_tasks(limit, offset, status=status, user_id=user)
             if as_json:
                 print_json(found)
                 return 0
@@ -167,6 +172,18 @@ def tasks(
             print_table(columns, rows)
             return 0
         return _one(client, task, diff, cancel, retry, artifact, as_json)
+
+
+def _usage(client: Any, user: str | None, as_json: bool) -> int:
+    found = client.agent_usage(user_id=user)
+    if as_json:
+        print_json(found)
+        return 0
+    days = [(day.day, day.tasks, day.failed, day.tokens, day.cost) for day in found.days]
+    days.append(("total", found.tasks, sum(day.failed for day in found.days), found.tokens, found.cost))
+    columns = ("DAY", "TASKS", "FAILED", "TOKENS IN", "TOKENS OUT", "USD")
+    print_table(columns, [(*facts, tokens.input, tokens.output, f"{cost:.4f}") for *facts, tokens, cost in days])
+    return 0
 
 
 def _wishes(diff: bool, follow: bool, cancel: bool, retry: bool, artifact: str | None) -> dict[str, bool]:
@@ -282,7 +299,8 @@ async def _member(client: Any, agent: Any, as_json: bool) -> None:
 def add_schedule(
     context: typer.Context,
     cron: Annotated[str, typer.Argument(help="When: '0 9 * * mon-fri', @daily, …")],
-    message: Annotated[str, typer.Argument(help="What to do.")],
+    message: Annotated[str | None, typer.Argument(help="What to do.")] = None,
+    plan: Annotated[Path | None, typer.Option("--plan", help="Of a team, in place of a message.")] = None,
     name: Annotated[str | None, typer.Option("--name", help="What to call it; the message if not.")] = None,
     timezone: Annotated[str | None, typer.Option("--timezone", "-z", help="Such as Europe/Berlin; UTC if not.")] = None,
     missed: Annotated[
@@ -305,12 +323,15 @@ def add_schedule(
     afterwards: Afterwards = None,
     as_json: AsJson = False,
 ) -> None:
-    """Have a task run at set times, while a server runs. Prints the schedule's id."""
+    """Have a task, or a team (`--plan plan.yaml`), run at set times, while a server runs. Prints the schedule's id."""
+    if (message is None) == (plan is None):
+        raise typer.BadParameter("Say what to do, or give a --plan, and not both.", param_hint="MESSAGE")
     options = _options(repo, branch, None, provider, agent, config, prepare, secret, egress, allow, None, timeout)
-    options |= given(model=model, afterwards=afterwards)
+    options |= given(model=model, afterwards=afterwards, team=None if plan is None else _plan(plan))
+    called = name or _head(message or (plan.stem if plan is not None else ""))
     with target_of(context).client() as client:
         made = client.create_schedule(
-            name or _head(message), cron, message, timezone=timezone, missed=missed, overlap=overlap, **options
+            called, cron, message, timezone=timezone, missed=missed, overlap=overlap, **options
         )
         served = has_server(client)
     print_json(made) if as_json else print(made.id)
@@ -414,12 +435,12 @@ def _options(
 def _plan(path: Path) -> dict[str, Any]:
     import yaml
 
-    text = sys.stdin.read() if str(path) == "-" else path.read_text()
     try:
+        text = sys.stdin.read() if str(path) == "-" else path.read_text()
         found = yaml.safe_load(text)  # JSON is YAML, too
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise typer.BadParameter(f"{path} cannot be read: {' '.join(str(error).split())}", param_hint="PLAN") from None
-    if not isinstance(found, dict):
+    if not isinstance(found, dict) or not all(isinstance(name, str) for name in found):
         raise typer.BadParameter(f"{path} is not a plan.", param_hint="PLAN")
     return found
 

@@ -43,6 +43,8 @@ async def watch(client: AsyncClient, events: AsyncStream[TaskEvent], view: View)
                             return 130
                         view.note("Cancelling.")
                         await client.cancel_task(task)
+                elif pressed.done():
+                    presses.repeat()  # something came at the same moment, and is shown first
                 pressed.cancel()
                 await asyncio.gather(pressed, return_exceptions=True)
             event = coming.result()
@@ -70,6 +72,10 @@ class Presses:
     async def next(self) -> None:
         await self._pressed.wait()
         self._pressed.clear()
+
+    def repeat(self) -> None:
+        """It was not seen to."""
+        self._pressed.set()
 
     async def ask(self, question: str) -> str:
         if not (sys.stdin.isatty() and sys.stderr.isatty()):

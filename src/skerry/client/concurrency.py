@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import threading
+import time
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Coroutine, Iterable, Iterator
 from typing import Any, BinaryIO, TypeVar, cast
 
@@ -20,6 +21,10 @@ Lock = threading.Lock
 
 AsyncContent = str | bytes | bytearray | memoryview | BinaryIO | Iterable[bytes] | AsyncIterable[bytes]
 Content = str | bytes | bytearray | memoryview | BinaryIO | Iterable[bytes]
+
+
+pause_async = asyncio.sleep
+pause = time.sleep
 
 
 async def run_blocking_async(function: Callable[..., T], *args: Any) -> T:

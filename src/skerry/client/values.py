@@ -110,7 +110,9 @@ def valid(model: type[M], fields: Mapping[str, Any]) -> M:
     except ValidationError as error:
         # Without what was given: it may be a secret.
         found = error.errors(include_input=False, include_url=False)[:5]
-        said = "; ".join(f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in found)
+        where = ["".join(f"{part}." for part in one["loc"]).rstrip(".") for one in found]
+        what = [one["msg"].removeprefix("Value error, ") for one in found]
+        said = "; ".join(f"{name}: {text}" if name else text for name, text in zip(where, what, strict=True))
         raise InvalidRequestError(f"The request is not valid. {said}.") from None
 
 

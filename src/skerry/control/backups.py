@@ -144,8 +144,7 @@ class SandboxBackups:
         with self._metrics.timed("restore"):
             work = self._backups.restore(runtime.portal, id, info, dir, report)
             result = await self._told(id, "restore", work)
-        self._filled.add(runtime)
-        self.refills.settled(id)
+        self.made_good(id, runtime)
         self._metrics.bytes.labels("down").inc(info.size)
         self._history.record(
             id,
@@ -163,6 +162,11 @@ class SandboxBackups:
         self._history.record(
             id, "restored", f"{dir} was restored from an archive in the sandbox.", took=time.perf_counter() - began
         )
+
+    def made_good(self, id: str, runtime: Runtime) -> None:
+        """Its files are there again, if they were missing."""
+        self._filled.add(runtime)
+        self.refills.settled(id)
 
     def filled(self, runtime: Runtime) -> bool:
         """Whether something was restored through it."""

@@ -38,11 +38,23 @@ CLOSING = 2.0
 RETRY = 1.0
 
 
+REPORTS = "wh_reports"
+"""The webhook that is the settings' own: an AgentPod is told what happens, as its workers tell it."""
+
+
+def report_url(settings: Settings) -> str | None:
+    return None if settings.report_to is None else f"{settings.report_to}/api/v2/cloudflare/webhook"
+
+
 class Courier:
     def __init__(self, rows: WebhookRows, metrics: Metrics, settings: Settings, reach: Reach) -> None:
         self._rows = rows
         self._metrics = metrics
         self._reach = reach
+        self._report_url = report_url(settings)
+        self._token = settings.worker_token
+        # Whom the operator has named may be anywhere.
+        self._operators = Reach(lambda: "private")
         self._timeout = settings.webhook_timeout
         self._attempts = settings.webhook_attempts
         self._delay = settings.webhook_delay
@@ -161,8 +173,12 @@ class Courier:
             (TIMESTAMP, str(timestamp)),
             (SIGNATURE, signatures(webhook.secrets(now()), timestamp, body)),
         ]
+        reach = self._reach
+        if webhook.id == REPORTS and webhook.url == self._report_url:
+            reach = self._operators
+            headers += [("Authorization", f"Bearer {self._token}")] if self._token is not None else []
         try:
-            status = await self._reach.post(webhook.url, headers, body, self._timeout)
+            status = await reach.post(webhook.url, headers, body, self._timeout)
         except UnreachedError as error:
             return None, str(error)
         if 200 <= status < 300:

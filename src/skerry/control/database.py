@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import math
 import os
+import re
 import sqlite3
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
@@ -130,6 +131,7 @@ def database_url(url: str) -> URL:
     return parsed
 
 
+_SURROGATES = re.compile("[\ud800-\udfff]")
 _URL_HINT = "Write it as sqlite:////absolute/path.db or postgresql://user:password@host:5432/name."
 
 
@@ -230,6 +232,19 @@ def clean(text: str) -> str:
     return text.replace("\0", "\ufffd").encode(errors="replace").decode()
 
 
+def cleaned(value: Any) -> Any:
+    """The same of all text in something."""
+    match value:
+        case str():
+            return clean(value)
+        case Mapping():
+            return {name: cleaned(part) for name, part in value.items()}
+        case list() | tuple():
+            return [cleaned(part) for part in value]
+        case _:
+            return value
+
+
 def storable(values: dict[str, Any]) -> dict[str, Any]:
     """Refuse what PostgreSQL cannot hold, on SQLite too: a program must not break when its database changes."""
     for name, value in values.items():
@@ -243,7 +258,7 @@ def storable(values: dict[str, Any]) -> dict[str, Any]:
 def _fits(value: Any) -> bool:
     match value:
         case str():
-            return "\0" not in value and not any("\ud800" <= character <= "\udfff" for character in value)
+            return "\0" not in value and (value.isascii() or _SURROGATES.search(value) is None)
         case float():
             return math.isfinite(value)
         case Mapping():

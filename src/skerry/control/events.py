@@ -36,14 +36,12 @@ class Events:
         *,
         limit: int,
         days: float,
-        on_event: Callable[[], None] | None = None,
         provider: Callable[[], str] = lambda: "local",
     ) -> None:
         self._store = store
         self._ledger = ledger
         self._limit = limit
         self._days = days
-        self._on_event = on_event
         self._provider = provider
         self._untrimmed: Counter[str] = Counter()
         self._followers: defaultdict[str, set[asyncio.Event]] = defaultdict(set)
@@ -117,8 +115,6 @@ class Events:
 
     async def _add(self, id: str, kind: str, message: str, event: Mapping[str, Any]) -> None:
         await self._store.add_event(id, kind, message, **event)
-        if self._on_event is not None:
-            self._on_event()
         for news in self._followers.get(id, ()):
             news.set()
         self._untrimmed[id] += 1

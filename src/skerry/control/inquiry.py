@@ -18,6 +18,8 @@ class Inquiry:
     key: str | None = None
     owner: str | None = None
     user: str | None = None
+    user_id: str | None = None
+    """Whom the sandbox is for, where whoever made it has said so."""
     sandbox: str | None = None
     made: list[str] = field(default_factory=list)
     """Sandboxes that this request made."""

@@ -14,7 +14,7 @@ log = structlog.get_logger(__name__)
 
 Write = Callable[[], Awaitable[object]]
 
-BREATH = 0.01
+BREATH = 0.03
 """Seconds before the first of several writes, so that the command a sandbox was woken for comes first."""
 
 

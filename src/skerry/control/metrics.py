@@ -62,7 +62,7 @@ class Metrics:
         )
         self.message_latency = self._histogram(
             "skerry_sandbox_message_latency_seconds",
-            "From the arrival of a request to a sandbox until its machine is there to take it, waking included.",
+            "From the arrival of a request to a sandbox until its machine takes it; of a message, until its answer.",
             QUICK,
         )
         self.sync_duration = self._histogram(

@@ -592,6 +592,10 @@ def remember_sessions(connection: Connection) -> None:
         connection.exec_driver_sql(statement.format_map(_TYPES[connection.dialect.name]))
 
 
+def say_whose_commits_they_are(connection: Connection) -> None:
+    connection.exec_driver_sql("ALTER TABLE session_participants ADD COLUMN email VARCHAR")
+
+
 MIGRATIONS: tuple[Migration, ...] = (
     create_everything,
     remember_contexts,
@@ -611,6 +615,7 @@ MIGRATIONS: tuple[Migration, ...] = (
     say_which_programs_it_is_shown,
     remember_tasks,
     remember_sessions,
+    say_whose_commits_they_are,
 )
 
 

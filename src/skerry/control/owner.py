@@ -100,6 +100,8 @@ class Owner:
         self._events = events
         self._attendants = attendants
         self.mounts = mounts.of(self)
+        self.files: asyncio.Future[None] | None = None
+        """Those it was made with, while they are on their way."""
         self._machine: Machine | None = None
         self._runtime: Runtime | None = None
         self._egress = egress
@@ -163,6 +165,10 @@ class Owner:
         idle = time.monotonic() - self._idle_since
         return idle if self._runtime is None else min(idle, self._runtime.terminals.silent_for())
 
+    def last_active(self) -> datetime:
+        """When it was last used: now, if it is in use."""
+        return now() - timedelta(seconds=self.idle_for())
+
     def sleeps_in(self) -> float | None:
         """Seconds until it goes to sleep if nobody uses it from now on; None if it does not, or sleeps."""
         if not self.awake or self.row.keep_alive or self.row.sleep_after is None:
@@ -224,6 +230,9 @@ class Owner:
             return await self.thaw()
         self._require_time()
         row, began = self.row, time.perf_counter()
+        if self.files is not None:
+            await self.files
+            self.files = None
         # Before anything is recorded: the record of a machine that another process runs is that process's to keep.
         try:
             await self._provider.require_idle(self.id)
@@ -247,9 +256,7 @@ class Owner:
         self._started_with = limits = self._limits.of(row.limits)
         warm = self._pool.take(row.image, limits, row.toolboxes) if not row.starts and not filled else None
         # Beside each other: a server that is killed once a command was answered must find that there was a start.
-        recording = asyncio.ensure_future(
-            self._store.update_sandbox(self.id, state=State.STARTING, starts=self.row.starts)
-        )
+        recording = asyncio.ensure_future(self._store.record_start(self.id))
         try:
             with self.metrics.timed("start"):
                 await (self._launch(limits) if warm is None else self._adopt(warm, limits))
@@ -287,8 +294,14 @@ class Owner:
                 details={"sandboxId": self.id},
             )
 
+    async def arrived(self) -> None:
+        """Its files are no longer on their way, whether they came or not."""
+        if self.files is not None:
+            await asyncio.gather(self.files, return_exceptions=True)
+
     async def require_files(self) -> None:
         """Its files are where they should be, or it never had any."""
+        await self.arrived()
         if self._must_have_files() and not await self._provider.exists(self.id):
             raise self._files_missing()
 
@@ -330,7 +343,7 @@ class Owner:
         except BaseException:
             self._frozen_since = None
             raise
-        self._save(state=State.FROZEN, last_stop=reason, last_active_at=now())
+        self._save(state=State.FROZEN, last_stop=reason, last_active_at=self.last_active())
         self.record("frozen", reason, took=time.perf_counter() - began, before=before)
 
     async def thaw(self) -> None:
@@ -423,7 +436,9 @@ class Owner:
         if machine is not None and self.row.state != State.DESTROYED:
             took = time.perf_counter() - began
             self.metrics.operations.labels("hibernate").observe(took)
-            self._save(state=State.HIBERNATED, last_stop=reason, last_active_at=now(), usage=self.meter.record())
+            self._save(
+                state=State.HIBERNATED, last_stop=reason, last_active_at=self.last_active(), usage=self.meter.record()
+            )
             details = {} if runtime is None else runtime.processes.last_words()
             if asked:
                 details = {**details, "asked": "stop"}
@@ -438,6 +453,7 @@ class Owner:
         before, began = self.row.state, time.perf_counter()
         # Recorded first: a server that is killed in the middle is followed by one that finishes it.
         await self.update(state=State.DESTROYED)
+        await self.arrived()
         with self.metrics.timed("destroy"):
             await self.stop("It was destroyed.")
             await self._ledger.flush()
@@ -515,7 +531,9 @@ class Owner:
             with contextlib.suppress(SkerryError):
                 await runtime.close()
             said = f"It ended unexpectedly: {reason}."
-            self._save(state=State.HIBERNATED, last_stop=said, last_active_at=now(), usage=self.meter.record())
+            self._save(
+                state=State.HIBERNATED, last_stop=said, last_active_at=self.last_active(), usage=self.meter.record()
+            )
             self.record("died", said, by=SERVER, before=before)
             log.warning("sandbox ended unexpectedly", sandbox=self.id, reason=reason)
 
@@ -587,7 +605,7 @@ def describe(row: SandboxRow, limits: SandboxLimits, provider: Provider, owner: 
         ephemeral=row.ephemeral,
         created_at=row.created_at,
         started_at=row.started_at,
-        last_active_at=row.last_active_at,
+        last_active_at=row.last_active_at if owner is None or not owner.awake else owner.last_active(),
         starts=row.starts,
         last_stop=row.last_stop,
         made_from=row.made_from,

@@ -131,13 +131,12 @@ class Registry:
         self.webhooks = Webhooks(store.webhooks, self.metrics, settings, self._closed)
         self._egress = Egress(settings, self.metrics, self._closed, resolver, lambda: provider.capabilities().egress)
         self._pool = Pool(provider, settings.warm_pool, self._provision, self._limits.of({}), self._egress)
-        told = self.webhooks.courier.nudge
+        store.on_queued = self.webhooks.courier.nudge
         self.history = Events(
             store,
             self._ledger,
             limit=settings.event_limit,
             days=settings.event_days,
-            on_event=told,
             provider=lambda: provider.capabilities().name,
         )
         self.exposures = Exposures(store, self.history, settings.home, get=self.get, make=self._make)
@@ -252,6 +251,7 @@ class Registry:
 
     async def _put_to_sleep(self, owner: Owner) -> None:
         async with owner.life:
+            await owner.arrived()
             if owner.running:
                 await owner.stop("The server was stopped.", min(self.settings.stop_grace, CLOSING_GRACE))
 
@@ -315,14 +315,14 @@ class Registry:
         return owner.info()
 
     async def create_from(self, snapshot: str, requests: Sequence[CreateSandbox]) -> builtins.list[SandboxInfo]:
-        """Sandboxes over one snapshot, where that is: all of them, or none and an error. That they were made is on
-        record a moment later."""
+        """Sandboxes over one snapshot, where that is, to be started at once: all of them, or none and an error. Their
+        files may still be on their way, and if they do not come, the one that misses them says so when it starts."""
         for request in requests:
             check_env(request.env)
         for toolbox in {name: None for request in requests for name in request.toolboxes}:
             await self._require_toolbox(toolbox)
         rows = [self._row(own_id(request.id or ""), request) for request in requests]
-        return await self.snapshots.create_sandboxes(snapshot, list(zip(rows, requests, strict=True)))
+        return await self.snapshots.create_sandboxes(snapshot, list(zip(rows, requests, strict=True)), soon=True)
 
     @contextlib.asynccontextmanager
     async def _placed(self, id: str, provider: str | None) -> AsyncIterator[None]:
@@ -735,24 +735,25 @@ class Registry:
     async def _place_all(self, rows: Sequence[SandboxRow], origin: Origin) -> builtins.list[SandboxInfo]:
         began = time.perf_counter()
         async with contextlib.AsyncExitStack() as locks:
-            for id in sorted({row.id for row in rows}):
+            ids = sorted({row.id for row in rows})
+            for id in ids:
                 await locks.enter_async_context(self._lock(id))
-                if id in self._owners or await self._store.get_sandbox(id) is not None:
-                    raise SandboxExistsError(f"Sandbox {id!r} already exists.", hint="Choose another id.")
+            there = self._owners.keys() & ids or await self._store.taken(ids)
+            if there:
+                raise SandboxExistsError(f"Sandbox {min(there)!r} already exists.", hint="Choose another id.")
             most = await locks.enter_async_context(self.allowances.creating(rows))
             # Recorded when all are there: until then they have no owner, and a server that starts sweeps them.
-            cloned = await asyncio.gather(
-                *(self.provider.clone(origin.snapshot, row.id) for row in rows), return_exceptions=True
-            )
+            clones = [asyncio.ensure_future(self.provider.clone(origin.snapshot, row.id)) for row in rows]
             try:
-                for failure in cloned:
-                    if failure is not None:
-                        raise failure
+                if not origin.soon:
+                    await asyncio.wait(clones)
+                    for clone in clones:
+                        clone.result()
                 for row in rows:
                     self.backups.restores.inherit(row.id, origin.restores)
                 await self._store.insert_sandboxes(rows, most)
             except BaseException:
-                for row, failure in zip(rows, cloned, strict=True):
+                for row, failure in zip(rows, await asyncio.gather(*clones, return_exceptions=True), strict=True):
                     if failure is None:
                         await self.provider.forget(row.id)
                         self.backups.restores.forget(row.id)
@@ -762,7 +763,10 @@ class Registry:
                 made(row.id)
                 self.metrics.created.inc()
                 self.history.record(row.id, "created", origin.said, took=took, to_state=State.CREATED)
-            return [self._adopt(row).info() for row in rows]
+            owners = [self._adopt(row) for row in rows]
+            for owner, clone in zip(owners, clones, strict=True):
+                owner.files = clone
+            return [owner.info() for owner in owners]
 
     async def _insert(self, id: str, request: CreateSandbox) -> Owner:
         row = self._row(id, request)

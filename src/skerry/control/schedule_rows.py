@@ -51,16 +51,24 @@ class Occurrence:
 
 
 class ScheduleRows:
-    def __init__(self, read: Run, write: Run, together: Together[Any]) -> None:
+    def __init__(
+        self,
+        read: Run,
+        write: Run,
+        together: Together[Any],
+        storable: Callable[[dict[str, Any]], dict[str, Any]],
+    ) -> None:
         self._read = read
         self._write = write
         self._together = together
+        self._storable = storable
 
     async def insert(self, row: ScheduleRow) -> None:
-        await self._write(insert(schedules).values({each.name: getattr(row, each.name) for each in fields(row)}))
+        values = self._storable({each.name: getattr(row, each.name) for each in fields(row)})
+        await self._write(insert(schedules).values(values))
 
     async def get(self, id: str, owner: str) -> ScheduleRow | None:
-        mine = (schedules.c.id == id, schedules.c.owner == owner)
+        mine = (schedules.c.id == self._storable({"schedule": id})["schedule"], schedules.c.owner == owner)
         rows = await self._read(select(schedules).where(*mine))
         return ScheduleRow(**rows[0]._mapping) if rows else None
 
@@ -70,7 +78,8 @@ class ScheduleRows:
         return [ScheduleRow(**row._mapping) for row in rows]
 
     async def update(self, id: str, **changes: Any) -> ScheduleRow | None:
-        rows = await self._write(update(schedules).where(schedules.c.id == id).values(changes).returning(*schedules.c))
+        changed = update(schedules).where(schedules.c.id == id).values(self._storable(changes))
+        rows = await self._write(changed.returning(*schedules.c))
         return ScheduleRow(**rows[0]._mapping) if rows else None
 
     async def delete(self, id: str) -> None:

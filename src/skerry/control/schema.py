@@ -535,6 +535,7 @@ session_participants = Table(
     Column("session_id", ForeignKey("agent_sessions.id", ondelete="CASCADE"), nullable=False),
     Column("user", String, nullable=False),
     Column("name", String),
+    Column("email", String),
     Column("role", String, nullable=False),
     Column("sealed", Text),
     Column("ws_token", String),

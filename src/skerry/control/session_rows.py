@@ -108,6 +108,7 @@ class ParticipantRow:
     session_id: str
     user: str
     name: str | None = None
+    email: str | None = None
     role: str = "member"
     sealed: str | None = field(default=None, repr=False)
     ws_token: str | None = field(default=None, repr=False)
@@ -247,7 +248,8 @@ class SessionRows:
     async def add_event(self, row: EventRow) -> EventRow | None:
         """With its number; None if it was there already.
 
-        An answer so far takes the place of the one before of which it is the continuation.
+        An answer so far takes the place of the one before of which it is the continuation: of the same text, for
+        others may begin with the same words.
         """
         values = self._values(row, but=("number",))
         added = self._upsert(session_events).values(values).on_conflict_do_nothing().returning(session_events.c.number)
@@ -263,13 +265,15 @@ class SessionRows:
         async def replace(connection: AsyncConnection) -> EventRow | None:
             found = select(session_events.c.id, session_events.c.number, session_events.c.data).where(*before)
             known = (await connection.execute(found)).all()
-            said = str(row.data.get("content", ""))
-            texts = {each.number: str(each.data.get("content", "")) for each in known}
+            said, text_id = str(row.data.get("content", "")), row.data.get("textId")
+            same = [each for each in known if each.data.get("textId") == text_id]
+            texts = {each.number: str(each.data.get("content", "")) for each in same}
             if any(each.id == row.id for each in known) or any(text.startswith(said) for text in texts.values()):
                 return None
             less = [number for number, text in texts.items() if said.startswith(text)]
             await connection.execute(delete(session_events).where(session_events.c.number.in_(less)))
-            return _numbered(row, (await connection.execute(added)).scalar_one())
+            number = (await connection.execute(added)).scalar_one_or_none()
+            return None if number is None else _numbered(row, number)
 
         return await self._together(replace)  # type: ignore[no-any-return]
 
@@ -343,7 +347,7 @@ class SessionRows:
     async def join(self, row: ParticipantRow) -> ParticipantRow:
         """Add them, or find them if they take part already; a new token or name takes the place of the old."""
         values = self._values(row)
-        changes = {name: values[name] for name in ("name", "sealed") if values[name] is not None}
+        changes = {name: values[name] for name in ("name", "email", "sealed") if values[name] is not None}
         added = self._upsert(session_participants).values(values)
         keys = [session_participants.c.session_id, session_participants.c.user]
         changes = changes or {"user": values["user"]}
@@ -355,6 +359,11 @@ class SessionRows:
         order = (session_participants.c.joined_at, session_participants.c.id)
         rows = await self._read(select(session_participants).where(mine).order_by(*order))
         return [ParticipantRow(**row._mapping) for row in rows]
+
+    async def participant(self, session: str, user: str) -> ParticipantRow | None:
+        mine = (session_participants.c.session_id == session, session_participants.c.user == user)
+        rows = await self._read(select(session_participants).where(*mine))
+        return ParticipantRow(**rows[0]._mapping) if rows else None
 
     async def set_token(self, participant: str, digest: str, until: datetime) -> None:
         mine = session_participants.c.id == participant

@@ -61,6 +61,8 @@ class Origin:
     said: str
     restores: Sequence[Facts]
     """Those that the snapshot holds unfinished."""
+    soon: bool = False
+    """They may still be on their way to it when they are on record: whoever starts one waits."""
 
 
 Place = Callable[[Sequence[SandboxRow], Origin], Awaitable[list[SandboxInfo]]]
@@ -195,16 +197,17 @@ class Snapshots:
     # -- new sandboxes -------------------------------------------------------------------------------------------------
 
     async def create_sandboxes(
-        self, name: str, wanted: Sequence[tuple[SandboxRow, CreateSandbox]]
+        self, name: str, wanted: Sequence[tuple[SandboxRow, CreateSandbox]], *, soon: bool = False
     ) -> list[SandboxInfo]:
         """Sandboxes over a snapshot: all of them, or none and an error. What a request does not say is as it was with
-        the sandbox it was taken of."""
+        the sandbox it was taken of. ``soon``: as in ``Origin``."""
         snapshot = await self._find(name, here=True)
         rows = [_over(snapshot, row, request) for row, request in wanted]
         await self._provider.require_image(snapshot.image)
         with self._metrics.timed("fork", SandboxExistsError):
             restores = snapshot.settings.get("restores", ())
-            return await self._place(rows, Origin(snapshot.id, f"Created from snapshot {_called(snapshot)}.", restores))
+            said = f"Created from snapshot {_called(snapshot)}."
+            return await self._place(rows, Origin(snapshot.id, said, restores, soon))
 
     async def fork(self, id: str, request: ForkSandbox) -> ForkResult:
         """New sandboxes that are what this one is now, without its processes."""

@@ -5,7 +5,8 @@ What belongs to one noun more stands in a module of its own (``snapshot_rows``, 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+import asyncio
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from datetime import datetime
 from typing import Any
@@ -28,7 +29,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from skerry.control.account_rows import AccountRows
 from skerry.control.audit_rows import AuditRows
-from skerry.control.database import Database, clean, storable
+from skerry.control.database import Database, clean, cleaned, storable
 from skerry.control.identity import LOCAL
 from skerry.control.schedule_rows import ScheduleRows
 from skerry.control.schema import contexts, events, exposures, mounts, owners, processes, sandboxes, workspaces
@@ -130,13 +131,16 @@ class Store(Database):
 
     def __init__(self, url: str) -> None:
         super().__init__(url)
+        self.on_queued: Callable[[], None] = lambda: None
+        """Called when somebody is to be told of an event."""
+        self._starting: tuple[set[str], asyncio.Future[set[str]]] | None = None
         self.snapshots = SnapshotRows(self._read, self._write, storable)
         self.accounts = AccountRows(self._read, self._write, self._upsert, storable)
         self.audit = AuditRows(self._read, self._write, self._together, sqlite=self._sqlite)
         self.webhooks = WebhookRows(self._read, self._write)
-        self.tasks = TaskRows(self._read, self._write, self._together, clean)
-        self.schedules = ScheduleRows(self._read, self._write, self._together)
-        self.workers = WorkerRows(self._read, self._write, self._upsert)
+        self.tasks = TaskRows(self._read, self._write, self._together, cleaned, storable)
+        self.schedules = ScheduleRows(self._read, self._write, self._together, storable)
+        self.workers = WorkerRows(self._read, self._write, self._upsert, storable)
         self.sessions = SessionRows(self._read, self._write, self._together, self._upsert, storable)
 
     # -- sandboxes -----------------------------------------------------------------------------------------------------
@@ -154,12 +158,17 @@ class Store(Database):
         try:
             await (self._write(statement) if most is None else self._counted(statement, rows, most))
         except IntegrityError as error:
-            taken = [row.id for row in rows if await self.get_sandbox(row.id) is not None]
-            raise _exists(taken[0] if taken else rows[0].id) from error
+            taken = await self.taken(row.id for row in rows)
+            raise _exists(min(taken) if taken else rows[0].id) from error
 
     async def get_sandbox(self, id: str) -> SandboxRow | None:
         rows = await self._read(select(sandboxes).where(sandboxes.c.id == id))
         return _sandbox(rows[0]) if rows else None
+
+    async def taken(self, ids: Iterable[str]) -> set[str]:
+        """Those of them that there are."""
+        found = await self._read(select(sandboxes.c.id).where(sandboxes.c.id.in_(list(ids))))
+        return {row.id for row in found}
 
     async def update_sandbox(self, id: str, **changes: Any) -> SandboxRow:
         unknown = changes.keys() - (set(sandboxes.c.keys()) - {"id"})
@@ -170,6 +179,23 @@ class Store(Database):
         if not rows:
             raise _not_found(id)
         return _sandbox(rows[0])
+
+    async def record_start(self, id: str) -> None:
+        """It is being started, for one more time; in one statement with all others of this moment."""
+        if self._starting is None:
+            self._starting = set(), asyncio.ensure_future(self._record_starts())
+        ids, done = self._starting
+        ids.add(id)
+        if id not in await asyncio.shield(done):
+            raise _not_found(id)
+
+    async def _record_starts(self) -> set[str]:
+        await asyncio.sleep(0)  # for those who come with this one
+        assert self._starting is not None
+        (ids, _), self._starting = self._starting, None
+        begun = {"state": State.STARTING, "starts": sandboxes.c.starts + 1}
+        started = update(sandboxes).where(sandboxes.c.id.in_(sorted(ids))).values(begun).returning(sandboxes.c.id)
+        return {row.id for row in await self._write(started)}
 
     async def _counted(self, statement: Executable, rows: Sequence[SandboxRow], most: int) -> Sequence[Row[Any]]:
         """Insert new sandboxes of one owner if it then has no more than so many, whoever else makes some meanwhile.
@@ -259,7 +285,9 @@ class Store(Database):
             await self.webhooks.enqueue(connection, added)
             return added
 
-        return await self._together(add)
+        queued: SandboxEvent = await self._together(add)
+        self.on_queued()
+        return queued
 
     async def events(self, sandbox_id: str, after: int = 0, limit: int = 100) -> list[SandboxEvent]:
         """Oldest first; ``after`` is the last id the caller has seen."""

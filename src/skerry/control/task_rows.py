@@ -6,10 +6,10 @@ import builtins
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, fields
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any, TypeVar
 
-from sqlalchemy import Executable, Row, delete, func, insert, select, update
+from sqlalchemy import Executable, Row, case, delete, func, insert, select, update
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -18,10 +18,14 @@ from skerry.control.schema import cloudflare_sandboxes, task_artifacts, task_eve
 from skerry.models import now
 
 T = TypeVar("T")
+Storable = Callable[[dict[str, Any]], dict[str, Any]]
 Run = Callable[[Executable], Awaitable[Sequence[Row[Any]]]]
 Together = Callable[[Callable[[AsyncConnection], Awaitable[T]]], Awaitable[T]]
 
 OPEN = ("pending", "running")
+GONE = "deleted"
+MEMORY = timedelta(days=7)
+"""How long it is remembered that a worker's sandbox is gone."""
 
 
 @dataclass(slots=True)
@@ -97,12 +101,15 @@ class TaskEventRow:
 
 
 class TaskRows:
-    def __init__(self, read: Run, write: Run, together: Together[Any], clean: Callable[[str], str]) -> None:
-        """``clean`` makes text that a sandbox said into such as a database takes."""
+    def __init__(
+        self, read: Run, write: Run, together: Together[Any], clean: Callable[[Any], Any], storable: Storable
+    ) -> None:
+        """``clean`` makes what a sandbox said into such as a database takes; ``storable`` refuses it."""
         self._read = read
         self._write = write
         self._together = together
         self._clean = clean
+        self._storable = storable
 
     # -- tasks ---------------------------------------------------------------------------------------------------------
 
@@ -117,12 +124,12 @@ class TaskRows:
     async def insert_in(self, connection: AsyncConnection, *rows: TaskRow, team: TeamRow | None = None) -> None:
         """The same, in a transaction with something else."""
         if team is not None:
-            await connection.execute(insert(teams).values(_values(team)))
+            await connection.execute(insert(teams).values(self._storable(_values(team))))
         if rows:
-            await connection.execute(insert(tasks), [_values(row) for row in rows])
+            await connection.execute(insert(tasks), [self._storable(_values(row)) for row in rows])
 
     async def get(self, id: str, owner: str | None = None) -> TaskRow | None:
-        statement = select(tasks).where(tasks.c.id == id)
+        statement = select(tasks).where(tasks.c.id == self._storable({"task": id})["task"])
         if owner is not None:
             statement = statement.where(tasks.c.owner == owner)
         rows = await self._read(statement)
@@ -137,8 +144,10 @@ class TaskRows:
         status: str | None = None,
         team: str | None = None,
         schedule: str | None = None,
+        user: str | None = None,
     ) -> tuple[builtins.list[TaskRow], int]:
         """The latest first, without patches, and how many there are in all."""
+        self._storable({"team": team, "schedule": schedule, "userId": user})
         wanted = [
             column == value
             for column, value in (
@@ -146,6 +155,7 @@ class TaskRows:
                 (tasks.c.status, status),
                 (tasks.c.team_id, team),
                 (tasks.c.schedule_id, schedule),
+                (tasks.c.user_id, user),
             )
             if value is not None
         ]
@@ -157,7 +167,7 @@ class TaskRows:
 
     async def team(self, id: str, owner: str | None = None) -> tuple[TeamRow, builtins.list[TaskRow]] | None:
         """A team and its tasks, in the order in which they were asked for."""
-        statement = select(teams).where(teams.c.id == id)
+        statement = select(teams).where(teams.c.id == self._storable({"team": id})["team"])
         if owner is not None:
             statement = statement.where(teams.c.owner == owner)
         found = await self._read(statement)
@@ -181,23 +191,31 @@ class TaskRows:
         wanted = (teams.c.node == node, teams.c.step != "done")
         return [TeamRow(**row._mapping) for row in await self._read(select(teams).where(*wanted))]
 
-    async def update(self, id: str, *, unless_ended: bool = False, **changes: Any) -> TaskRow | None:
-        """``unless_ended``: leave one alone that has ended. The row as it is then; None if nothing was changed."""
-        for name in ("response", "error"):
+    async def update(
+        self, id: str, *, unless_ended: bool = False, only_at: str | None = None, **changes: Any
+    ) -> TaskRow | None:
+        """``unless_ended``: leave one alone that has ended; ``only_at``: one that is at another step.
+
+        The row as it is then; None if nothing was changed.
+        """
+        for name in ("response", "error", "session_id"):
             if changes.get(name) is not None:
                 changes[name] = self._clean(changes[name])
         statement = update(tasks).where(tasks.c.id == id)
         if unless_ended:
             statement = statement.where(tasks.c.status.in_(OPEN))
+        if only_at is not None:
+            statement = statement.where(tasks.c.step == only_at)
         rows = await self._write(statement.values(changes).returning(*tasks.c))
         return TaskRow(**rows[0]._mapping) if rows else None
 
     async def forget(self, id: str) -> None:
         await self._write(delete(tasks).where(tasks.c.id == id))
 
-    async def open_of(self, node: str) -> builtins.list[TaskRow]:
-        """Those of a server that have not ended, oldest first."""
-        mine = (tasks.c.node == node, tasks.c.status.in_(OPEN))
+    async def open_of(self, node: str, but: str) -> builtins.list[TaskRow]:
+        """Those of a home that have not ended, oldest first, but for those of one process."""
+        others = tasks.c.runner.is_distinct_from(but)
+        mine = (tasks.c.node == node, tasks.c.status.in_(OPEN), others)
         rows = await self._read(select(tasks).where(*mine).order_by(tasks.c.created_at, tasks.c.id))
         return [TaskRow(**row._mapping) for row in rows]
 
@@ -222,9 +240,11 @@ class TaskRows:
         used = select(tasks.c.team_id).where(tasks.c.team_id.is_not(None))
         await self._write(delete(teams).where(teams.c.created_at < before, teams.c.id.not_in(used)))
 
-    async def spent(self, owner: str, since: datetime, until: datetime) -> Sequence[Row[Any]]:
+    async def spent(self, owner: str, since: datetime, until: datetime, user: str | None = None) -> Sequence[Row[Any]]:
         """The status, tokens, cost and end of each task that ended then."""
-        wanted = (tasks.c.owner == owner, tasks.c.completed_at >= since, tasks.c.completed_at < until)
+        wanted = [tasks.c.owner == owner, tasks.c.completed_at >= since, tasks.c.completed_at < until]
+        if user is not None:
+            wanted.append(tasks.c.user_id == self._storable({"userId": user})["userId"])
         columns = (tasks.c.status, tasks.c.tokens, tasks.c.cost, tasks.c.completed_at)
         return await self._read(select(*columns).where(*wanted).order_by(tasks.c.completed_at))
 
@@ -237,7 +257,9 @@ class TaskRows:
 
     async def add_events(self, task: str, events: Sequence[tuple[str, datetime, Mapping[str, Any]]]) -> None:
         if events:
-            values = [{"task_id": task, "type": type, "at": at, "data": dict(data)} for type, at, data in events]
+            values = [
+                {"task_id": task, "type": type, "at": at, "data": self._clean(dict(data))} for type, at, data in events
+            ]
             with suppress(IntegrityError):  # the task is forgotten, and with it what happened to it
                 await self._write(insert(task_events).values(values))
 
@@ -258,6 +280,7 @@ class TaskRows:
         await self._together(replace)
 
     async def artifact(self, task: str, path: str) -> bytes | None:
+        self._storable({"path": path})
         mine = (task_artifacts.c.task_id == task, task_artifacts.c.path == path)
         rows = await self._read(select(task_artifacts.c.content).where(*mine))
         return bytes(rows[0].content) if rows else None
@@ -279,27 +302,34 @@ class WorkerRow:
 
 
 class WorkerRows:
-    def __init__(self, read: Run, write: Run, upsert: Callable[[Any], Any]) -> None:
+    def __init__(self, read: Run, write: Run, upsert: Callable[[Any], Any], storable: Storable) -> None:
         self._read = read
         self._write = write
         self._upsert = upsert
+        self._storable = storable
 
     async def put(self, id: str, at: datetime, changes: Mapping[str, Any]) -> bool:
         """What is known of a sandbox from now on, unless something later is known. Whether that was so."""
-        columns = {"status": "sleeping", "worker_url": ""} | dict(changes)
-        statement = self._upsert(cloudflare_sandboxes).values(id=id, created_at=at, updated_at=at, **columns)
-        told = {name: statement.excluded[name] for name in changes} | {"updated_at": statement.excluded.updated_at}
-        newer = cloudflare_sandboxes.c.updated_at <= statement.excluded.updated_at
+        columns = self._storable({"id": id, "status": "sleeping", "worker_url": ""} | dict(changes))
+        statement = self._upsert(cloudflare_sandboxes).values(created_at=at, updated_at=at, **columns)
+        known, new = cloudflare_sandboxes.c, statement.excluded
+        told = {name: new[name] for name in changes} | {"updated_at": new.updated_at}
+        told["created_at"] = case((known.status == GONE, new.created_at), else_=known.created_at)
+        newer = known.updated_at <= new.updated_at
         statement = statement.on_conflict_do_update(index_elements=["id"], set_=told, where=newer)
         return bool(await self._write(statement.returning(cloudflare_sandboxes.c.id)))
 
-    async def delete(self, id: str) -> bool:
-        gone = delete(cloudflare_sandboxes).where(cloudflare_sandboxes.c.id == id)
-        return bool(await self._write(gone.returning(cloudflare_sandboxes.c.id)))
+    async def delete(self, id: str, at: datetime) -> None:
+        """It is gone since then. That is remembered for a while: what was told before may come after it."""
+        nothing = dict.fromkeys(("user_id", "error", "workspace_synced_at", "last_active_at"))
+        await self.put(id, at, {**nothing, "status": GONE, "worker_url": ""})
+        gone = cloudflare_sandboxes.c.status == GONE
+        await self._write(delete(cloudflare_sandboxes).where(gone, cloudflare_sandboxes.c.updated_at < at - MEMORY))
 
     async def list(self, users: Collection[str] | None = None) -> builtins.list[WorkerRow]:
         """By id; ``users``: only theirs."""
-        statement = select(cloudflare_sandboxes).order_by(cloudflare_sandboxes.c.id)
+        there = cloudflare_sandboxes.c.status != GONE
+        statement = select(cloudflare_sandboxes).where(there).order_by(cloudflare_sandboxes.c.id)
         if users is not None:
             statement = statement.where(cloudflare_sandboxes.c.user_id.in_(list(users)))
         return [WorkerRow(**row._mapping) for row in await self._read(statement)]

@@ -9,7 +9,7 @@ from datetime import timedelta
 from typing import Any
 
 from skerry.control.actor import caller
-from skerry.control.courier import Courier
+from skerry.control.courier import REPORTS, Courier, report_url
 from skerry.control.metrics import Metrics
 from skerry.control.reach import Reach, Targets, check_target
 from skerry.control.webhook_rows import WebhookRow, WebhookRows
@@ -29,6 +29,11 @@ from skerry.settings import Settings
 BOTH = timedelta(days=1)
 """How long the secret before signs beside a new one."""
 PING = "webhook.ping"
+REPORTED = (
+    *(f"sandbox.{what}" for what in ("created", "started", "stopped", "hibernated", "woken", "deleted", "error")),
+    *("session.created", "session.message", "workspace.synced"),
+)
+"""What AgentPod knows of."""
 
 
 class Webhooks:
@@ -42,6 +47,7 @@ class Webhooks:
         self._chosen = settings.webhook_targets
         self._closed = closed
         self._days = settings.webhook_days
+        self._report_url = report_url(settings)
         self.courier = Courier(rows, metrics, settings, Reach(self._targets))
 
     def _targets(self) -> Targets:
@@ -65,6 +71,16 @@ class Webhooks:
         )
         await self._rows.insert(row)
         return row.info(with_secret=True)
+
+    async def report(self) -> None:
+        """See that an AgentPod is told, if the settings name one, and that none is if they do not."""
+        url, row = self._report_url, await self._rows.get(REPORTS)
+        if row is not None and row.url != url:
+            await self._rows.delete(REPORTS)  # and what was on its way to another
+        if url is not None and (row is None or row.url != url):
+            said = "What AgentPod is told (SKERRY_REPORT_TO)."
+            row = WebhookRow(id=REPORTS, url=url, events=[*REPORTED], secret=_new_secret(), description=said)
+            await self._rows.insert(row)
 
     async def list(self) -> builtins.list[WebhookInfo]:
         return [row.info() for row in await self._rows.list() if _may_see(row)]

@@ -6,6 +6,7 @@ import ipaddress
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Literal
 
 from skerry.egress.addresses import Address, Network, Unreadable, canonical, is_public, shown
@@ -192,6 +193,18 @@ def compiled(policy: EgressPolicy, extra: Iterable[str] = ()) -> Policy:
 
     ``extra`` are hosts that are allowed beside the listed ones: those that a secret was given for.
     """
+    texts = tuple(rule for rule in policy.allow if isinstance(rule, str))
+    if len(texts) == len(policy.allow):  # as in most
+        return _known(policy.mode, texts, tuple(policy.deny), tuple(extra))
+    return _compiled(policy, extra)
+
+
+@lru_cache(256)
+def _known(mode: Mode, allow: tuple[str, ...], deny: tuple[str, ...], extra: tuple[str, ...]) -> Policy:
+    return _compiled(EgressPolicy(mode=mode, allow=list(allow), deny=list(deny)), extra)
+
+
+def _compiled(policy: EgressPolicy, extra: Iterable[str]) -> Policy:
     if policy.mode == "none" and policy.allow:
         raise InvalidEgressError("Egress 'none' allows nothing, so it takes no rules.", hint="Use mode 'allowlist'.")
     rules: list[Rule] = []

@@ -20,6 +20,7 @@ import re
 import secrets
 import shutil
 import signal
+import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -34,6 +35,8 @@ from skerry.errors import (
 )
 
 PLACE = "/opt/skerry"
+_CLOCK = 1_000_000_000
+"""Nanoseconds within which a directory may change twice and look as if it had once."""
 """Where toolboxes are inside."""
 INSTALL_TIMEOUT = 600.0
 _UNREACHABLE = re.compile(
@@ -124,6 +127,7 @@ class Toolboxes:
     def __init__(self, cache: Path) -> None:
         self.directory = cache / "toolboxes"
         self._held: dict[Path, int] = {}
+        self._seen: dict[str, tuple[int, list[str]]] = {}
 
     def prepare(self) -> None:
         """The directory is there, and can be shown to sandboxes."""
@@ -168,10 +172,17 @@ class Toolboxes:
     def _versions(self, name: str) -> list[str]:
         """Oldest first."""
         try:
-            names = [entry.name for entry in os.scandir(self.directory / name) if entry.is_dir(follow_symlinks=False)]
+            changed = os.stat(place := self.directory / name).st_mtime_ns
         except FileNotFoundError:
             return []
-        return sorted((name for name in names if not name.startswith(".")), key=_number)
+        known = self._seen.get(name)
+        if known is not None and known[0] == changed:
+            return known[1]
+        names = [entry.name for entry in os.scandir(place) if entry.is_dir(follow_symlinks=False)]
+        found = sorted((name for name in names if not name.startswith(".")), key=_number)
+        if time.time_ns() - changed > _CLOCK:
+            self._seen[name] = changed, found
+        return found
 
     # -- installing ----------------------------------------------------------------------------------------------------
 

@@ -115,7 +115,7 @@ def invalid(errors: Iterable[Mapping[str, Any]]) -> InvalidRequestError:
         empty = found["type"] == "missing" or (place == "query" and found["type"] == "string_too_short")
         if empty and len(names) == 1:
             missing.add(names[0])
-        fields.append({"in": place, "field": name, "message": found["msg"]})
+        fields.append({"in": place, "field": name, "message": found["msg"].removeprefix("Value error, ")})
     details = {"fields": fields}
     if "command" in missing:
         return MissingCommandError("The request has no command.", hint="Send it as `command`.", details=details)

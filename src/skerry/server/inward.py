@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import re
 import socket
+from collections import Counter
 from typing import Any
 
 import uvicorn
@@ -33,6 +34,8 @@ from skerry.settings import Settings
 
 _WebSockets: Any = AutoWebSocketsProtocol
 _SPEAKER = "skerry.session"
+MOST_CONNECTIONS = 32
+"""Of one session's sandbox at a time: each is a descriptor of this server's, and a bridge and its tools need few."""
 _SESSION = re.compile(r"/sessions/([^/]+)/")
 
 
@@ -46,9 +49,21 @@ class Inward:
         self._app: ASGIApp = Witness(_Only(errors.Faults(app)), audit, access_log=False)
         self._settings = settings
         self.connections: set[asyncio.BaseTransport] = set()
+        self._of: Counter[str] = Counter()
 
     async def __call__(self, session: str, connection: socket.socket) -> None:
         """Serve a connection that comes out of the sandbox of this session, for as long as it lasts."""
+        if self._of[session] >= MOST_CONNECTIONS:
+            return  # which closes it
+        self._of[session] += 1
+        try:
+            await self._serve(session, connection)
+        finally:
+            self._of[session] -= 1
+            if not self._of[session]:
+                del self._of[session]
+
+    async def _serve(self, session: str, connection: socket.socket) -> None:
         over = asyncio.Event()
 
         class Http(HttpToolsProtocol):

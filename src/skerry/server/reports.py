@@ -76,7 +76,7 @@ async def _take(registry: Registry, report: WorkerReport) -> None:
         )
     log.info("a worker told of a sandbox", event_name=report.event, sandbox=id)
     if report.event == "sandbox.deleted":
-        await registry.workers.delete(id)
+        await registry.workers.delete(id, report.timestamp)
     else:
         await registry.workers.put(id, report.timestamp, _changes(report))
     await _record(registry, id, report)

@@ -33,7 +33,7 @@ from skerry.models import (
 from skerry.server.answers import answer
 from skerry.server.nouns import noun_router
 from skerry.server.paths import LARGEST, SandboxId
-from skerry.server.sse import EventStream
+from skerry.server.sse import EventStream, last_seen
 
 STREAMED: dict[int | str, dict[str, Any]] = {
     200: {
@@ -47,14 +47,6 @@ def _labels(pairs: list[str]) -> dict[str, str]:
     if bad := [pair for pair in pairs if "=" not in pair]:
         raise InvalidRequestError(f"The label {bad[0]!r} is not of the form name=value.")
     return dict(pair.split("=", 1) for pair in pairs)
-
-
-def _number(last: str | None, after: int) -> int:
-    if last is None or not last:
-        return after
-    if len(last) > 19 or not last.isascii() or not last.isdigit():
-        raise InvalidRequestError(f"Last-Event-ID {last[:40]!r} is not the id of an event.")
-    return int(last)
 
 
 def _in_utc(moment: datetime | None) -> datetime | None:
@@ -170,7 +162,7 @@ def routes(registry: Registry) -> APIRouter:
         after: Annotated[int, Query(ge=0, le=LARGEST, description="Only events with a larger id.")] = 0,
         last_event_id: Annotated[str | None, Header(description="The same, as browsers say it.")] = None,
     ) -> Response:
-        seen = _number(last_event_id, after)
+        seen = last_seen(last_event_id, after)
         return EventStream(nullcontext(), lambda _: registry.follow(id, seen), lambda error: _failure(id, error))
 
     return router

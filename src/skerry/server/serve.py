@@ -158,6 +158,7 @@ async def serve(settings: Settings, *, on_ready: Callable[[str], None] | None = 
             gc.enable()
             gc.set_threshold(20_000, 20, 50)
             server = _Server(config, app.state.closing, lambda: on_ready(url) if on_ready else None)
+            await registry.webhooks.report()
             await workforce.open()
             await app.state.sessions.open()
             try:

@@ -112,14 +112,13 @@ async def _converse(session: Session, socket: WebSocket, sandbox: str) -> None:
     await session.attach(line, sandbox)
     try:
         while True:
-            text = await socket.receive_text()
             try:
-                message = json.loads(text)
-            except ValueError:
-                continue
+                message = json.loads(await _text(socket))
+            except (ValueError, RecursionError):
+                continue  # nothing that a bridge says
             if isinstance(message, dict):
                 await session.hear(line, message)
-    except (WebSocketDisconnect, RuntimeError, ConnectionError, KeyError):
+    except (WebSocketDisconnect, RuntimeError, ConnectionError):
         pass  # it left, or we closed it
     except SkerryError as error:
         # Not acknowledged, so it will be said again.
@@ -195,10 +194,10 @@ async def _watch(sessions: Sessions, session: Session, socket: WebSocket, client
 
 async def _outward(socket: WebSocket, client: Client, seen: int) -> None:
     while True:
-        message = await client.next()
+        message, text = await client.next()
         if message["type"] == "sandbox_event" and message["event"]["number"] <= seen:
             continue  # it is in the history already
-        await socket.send_json(message)
+        await socket.send_text(text)
 
 
 async def _inward(sessions: Sessions, session: Session, socket: WebSocket, client: Client) -> None:
@@ -225,7 +224,8 @@ async def _inward(sessions: Sessions, session: Session, socket: WebSocket, clien
             elif isinstance(said, Ping):
                 client.say({"type": "pong", "timestamp": now().isoformat()})
             else:
-                client.say({"type": "error", "code": "invalid_request", "message": "That is not understood."})
+                message = f"That is not understood: {said}"
+                client.say({"type": "error", "code": "invalid_request", "message": message})
         except SkerryError as error:
             code = error.code
             client.say({"type": "error", "code": error.code, "message": error.message})
@@ -267,7 +267,10 @@ async def _text(socket: WebSocket) -> str:
 
 
 def _understood(text: str) -> Any:
+    """What it is, or why it is nothing."""
     try:
         return _said.validate_json(text)
-    except ValidationError:
-        return None
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        place = ".".join(map(str, first["loc"][1:]))
+        return f"{place}: {first['msg']}." if place else f"{first['msg']}."

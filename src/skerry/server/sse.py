@@ -14,7 +14,7 @@ from starlette.types import Receive, Scope, Send
 
 from skerry.agents.task_models import TaskEvent
 from skerry.control.inquiry import inquiry
-from skerry.errors import SkerryError
+from skerry.errors import InvalidRequestError, SkerryError
 from skerry.models import Result, SandboxEvent
 from skerry.server.closing import Closing
 from skerry.server.disconnect import until_disconnect
@@ -43,6 +43,15 @@ def encode_failure(event: Result, error: SkerryError) -> bytes:
     if (asked := inquiry.get()) is not None:
         fields["requestId"] = asked.request_id
     return b"data: " + json.dumps(fields, ensure_ascii=False, default=str).encode("utf-8", "replace") + b"\n\n"
+
+
+def last_seen(header: str | None, after: int) -> int:
+    """The last event that a client has seen: ``Last-Event-ID``, with which browsers come back, before ``after``."""
+    if not header:
+        return after
+    if len(header) > 18 or not header.isascii() or not header.isdigit():
+        raise InvalidRequestError(f"Last-Event-ID {header[:40]!r} is not the id of an event.")
+    return int(header)
 
 
 def documented(event: type[Result]) -> dict[int | str, dict[str, Any]]:
@@ -129,19 +138,21 @@ class _Heart:
 
     def __init__(self, beat: Callable[[], Coroutine[Any, Any, None]], first: float, then: float) -> None:
         self._beat, self._pause = beat, then
-        self._silent = True
+        self._loop = asyncio.get_running_loop()
+        self._said: float | None = None
+        """When something was said last."""
         self._beating: asyncio.Task[None] | None = None
-        self._timer = asyncio.get_running_loop().call_later(first, self._due)
+        self._timer = self._loop.call_later(first, self._due)
 
     def rest(self) -> None:
         """Something was said."""
-        self._silent = False
+        self._said = self._loop.time()
 
     def _due(self) -> None:
-        if self._silent and (self._beating is None or self._beating.done()):
+        left = 0.0 if self._said is None else self._said + self._pause - self._loop.time()
+        if left <= 0 and (self._beating is None or self._beating.done()):
             self._beating = asyncio.ensure_future(self._beat())
-        self._silent = True
-        self._timer = asyncio.get_running_loop().call_later(self._pause, self._due)
+        self._timer = self._loop.call_later(left if left > 0 else self._pause, self._due)
 
     async def stop(self) -> None:
         self._timer.cancel()

@@ -8,7 +8,7 @@ from contextlib import nullcontext
 from datetime import date
 from typing import Annotated, Any, TypeVar
 
-from fastapi import APIRouter, Path, Query, Request, Response
+from fastapi import APIRouter, Header, Path, Query, Request, Response
 
 from skerry.agents.availability import providers
 from skerry.agents.contract import DIRECTORY
@@ -38,12 +38,13 @@ from skerry.server.answers import answer, answer_all
 from skerry.server.disconnect import until_disconnect
 from skerry.server.nouns import noun_router
 from skerry.server.paths import LARGEST, SandboxId
-from skerry.server.sse import EventStream, documented
+from skerry.server.sse import EventStream, documented, last_seen
 
 T = TypeVar("T")
 
 TaskId = Annotated[str, Path(max_length=80)]
 After = Annotated[int, Query(ge=0, le=LARGEST, description="The last event that was seen.")]
+UserId = Annotated[str | None, Query(alias="userId", max_length=200, description="Only what was asked for with it.")]
 PATCH: dict[int | str, dict[str, Any]] = {
     200: {"description": "For `git apply`.", "content": {"text/x-diff": {"schema": {"type": "string"}}}}
 }
@@ -84,8 +85,12 @@ def routes(workforce: Workforce) -> APIRouter:
         return answer(await workforce.tasks.get(task))
 
     @router.get("/task/{task}/stream", response_class=Response, responses=documented(TaskEvent))
-    async def follow_task(task: TaskId, after: After = 0) -> Response:
-        return stream((await workforce.tasks.get(task)).id, after)
+    async def follow_task(
+        task: TaskId,
+        after: After = 0,
+        last_event_id: Annotated[str | None, Header(description="The same, as browsers say it.")] = None,
+    ) -> Response:
+        return stream((await workforce.tasks.get(task)).id, last_seen(last_event_id, after))
 
     @router.get("/task/{task}/diff", response_class=Response, responses=PATCH)
     async def get_task_diff(task: TaskId) -> Response:
@@ -110,8 +115,10 @@ def routes(workforce: Workforce) -> APIRouter:
         status: TaskStatus | None = None,
         team: Annotated[str | None, Query(max_length=80)] = None,
         schedule: Annotated[str | None, Query(max_length=80)] = None,
+        user: UserId = None,
     ) -> Response:
-        return answer(await workforce.tasks.list(limit, offset, status=status, team=team, schedule=schedule))
+        wanted = {"status": status, "team": team, "schedule": schedule, "user": user}
+        return answer(await workforce.tasks.list(limit, offset, **wanted))
 
     # -- teams ---------------------------------------------------------------------------------------------------------
 
@@ -141,8 +148,8 @@ def routes(workforce: Workforce) -> APIRouter:
         return answer_all(list[TaskTemplate], list(TEMPLATES.values()))
 
     @router.get("/usage", response_model=AgentUsage)
-    async def get_agent_usage(since: date | None = None, until: date | None = None) -> Response:
-        return answer(await workforce.tasks.usage(since, until))
+    async def get_agent_usage(since: date | None = None, until: date | None = None, user: UserId = None) -> Response:
+        return answer(await workforce.tasks.usage(since, until, user))
 
     @router.post("/sandbox/{id}/sync", response_model=SyncResult)
     async def sync_agent_sandbox(id: SandboxId, request: Request, body: SyncRequest | None = None) -> Response:

@@ -17,6 +17,8 @@ from urllib.parse import quote
 
 import websockets
 from fastapi import APIRouter, Header, Request, Response
+from starlette.requests import ClientDisconnect
+from starlette.responses import JSONResponse
 from starlette.routing import Route, WebSocketRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
 from starlette.websockets import WebSocket, WebSocketDisconnect
@@ -37,7 +39,7 @@ from skerry.agents.worker import Worker
 from skerry.control.actor import own_id
 from skerry.control.exposures import Exposure
 from skerry.control.registry import Registry
-from skerry.errors import NotFoundError, SkerryError
+from skerry.errors import NotFoundError, SkerryError, TooLargeError
 from skerry.models import ExposePort, SyncRequest
 from skerry.server.answers import answer
 from skerry.server.disconnect import until_disconnect
@@ -52,6 +54,8 @@ from skerry.server.preview.front import Previews
 from skerry.server.sse import EventStream
 from skerry.settings import Settings
 
+NAME = "opencode"
+"""Of the preview that browsers are led to."""
 OPENCODE = "/v1/sandboxes/{id}/worker/opencode{rest:path}"
 STREAMED: dict[int | str, dict[str, Any]] = {
     200: {
@@ -62,6 +66,8 @@ STREAMED: dict[int | str, dict[str, Any]] = {
 CREATED: dict[int | str, dict[str, Any]] = {200: {"description": "It runs, with its agent."}}
 
 _WRITTEN = re.compile(r"/sandbox/([A-Za-z0-9][A-Za-z0-9_-]*)(?!/(?:error|pr)$)(/.*)?")  # those are a session's own
+_AUTH = re.compile(rb"/auth/([A-Za-z0-9._-]{1,100})")
+_LARGEST_CREDENTIAL = 64 << 10
 _RAW = re.compile(rb"/v1/sandboxes/([^/]+)/worker/opencode(?=/|$)")
 
 
@@ -127,6 +133,7 @@ def _failed(error: SkerryError) -> AgentFault:
 
 def proxy_routes(registry: Registry, worker: Worker, previews: Previews, settings: Settings) -> list[Any]:
     proxy = OpenCodeProxy(registry, worker, previews, settings)
+    previews.pool.revive = proxy.revive
     return [
         Route(OPENCODE, proxy, name="opencode", include_in_schema=False),
         WebSocketRoute(OPENCODE, proxy.socket, name="opencode_socket"),
@@ -134,7 +141,8 @@ def proxy_routes(registry: Registry, worker: Worker, previews: Previews, setting
 
 
 class OpenCodeProxy:
-    """An ASGI application: OpenCode's own API, with the API's key, started and woken if need be.
+    """An ASGI application: OpenCode's own API, with the API's key, started and woken if need be. A model's key that is
+    given to it stays at the door.
 
     Programs are let through here. A browser is led to the preview of the port: what OpenCode shows comes from a
     sandbox, and must not be a page of the API's own address.
@@ -159,9 +167,13 @@ class OpenCodeProxy:
             return await led(scope, receive, send)
         visit = replace(checked(visit), authority=f"localhost:{PORT}", path=path)
         target = path + (b"?" + visit.query if visit.query else b"")
-        inside = Exposure(id, PORT, token="", wake_on_request=True)
+        inside = Exposure(id, PORT, token="", name=NAME, wake_on_request=True)
         admission = Admission(inside, target, visit.query, b"", None, [], self._previews.reception)
         try:
+            if visit.method == "PUT" and (provider := _AUTH.fullmatch(path)) is not None:
+                body = await _body(receive)
+                await self._worker.authorize(id, provider[1].decode(), body)
+                return await JSONResponse(True)(scope, receive, send)
             await self._started(id)
             await self._previews.passage.carry(admission, visit, receive, marked(send))
         except SkerryError as error:
@@ -173,12 +185,22 @@ class OpenCodeProxy:
             async with self._worker.agent(id):
                 return
 
+    async def revive(self, exposure: Exposure) -> bool:
+        """A page that was open while the sandbox slept, or OpenCode died, goes on: it asks again and again."""
+        if exposure.port != PORT or exposure.name != NAME:
+            return False
+        async with self._worker.agent(exposure.sandbox_id) as agent:
+            if await agent.lives():
+                return True
+        async with self._worker.agent(exposure.sandbox_id):
+            return True
+
     async def _lead(self, id: str, path: bytes, query: bytes, scope: Scope) -> Response:
         try:
             await self._started(id)
             exposure = await self._registry.exposures.find(id, PORT)
             if exposure is None:
-                wanted = ExposePort(port=PORT, name="opencode", wake_on_request=True)
+                wanted = ExposePort(port=PORT, name=NAME, wake_on_request=True)
                 exposure = await self._registry.exposures.expose(id, wanted)
         except SkerryError as error:
             return error_response(error)
@@ -211,6 +233,19 @@ class OpenCodeProxy:
             await socket.accept(theirs.subprotocol)
             with self._registry.attend(id) as presence:
                 await _relay(socket, theirs, presence.stir)
+
+
+async def _body(receive: Receive) -> bytes:
+    body, more = b"", True
+    while more:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise ClientDisconnect
+        body += message.get("body", b"")
+        more = message.get("more_body", False)
+        if len(body) > _LARGEST_CREDENTIAL:
+            raise TooLargeError("This is too large for a credential.")
+    return body
 
 
 async def _relay(socket: WebSocket, theirs: ClientConnection, stir: Callable[[], None]) -> None:

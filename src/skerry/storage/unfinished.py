@@ -48,16 +48,22 @@ class Unfinished:
 
     def left(self, prefix: str = "") -> list[tuple[str, dict[str, Any]]]:
         """Those nobody works on any more. Each stays until it is ``settled``."""
+        try:
+            names = sorted(os.listdir(self._directory))
+        except FileNotFoundError:
+            return []
         found = []
-        for path in sorted(self._directory.glob(f"{prefix}*.json")):
-            try:
-                with path.open("rb") as file:
-                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    found.append((path.stem, json.load(file)))
-            except (BlockingIOError, FileNotFoundError):
-                continue
-        for path in self._directory.glob(".*"):
-            self._forget_torn(path)
+        for name in names:
+            path = self._directory / name
+            if name.startswith("."):
+                self._forget_torn(path)
+            elif name.startswith(prefix) and name.endswith(".json"):
+                try:
+                    with path.open("rb") as file:
+                        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                        found.append((path.stem, json.load(file)))
+                except (BlockingIOError, FileNotFoundError):
+                    continue
         return found
 
     def settled(self, name: str) -> None:

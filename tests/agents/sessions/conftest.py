@@ -29,6 +29,12 @@ from skerry.server.app import create_app
 from skerry.settings import Settings
 
 SLOW = "an agent that is slow to start"
+SCRIPTED = """
+from skerry.agents.sessions import sessions
+from tests.agents.sessions.conftest import scripted
+sessions.opencode = scripted
+"""
+"""For a server in a process of its own, before it starts: its sessions have the agent with a script."""
 SCRIPT = Path(__file__).with_name("scripted.py").read_text()
 
 
@@ -143,6 +149,25 @@ class Desk:
             yield watcher
 
 
+async def put_away_and_brought_back(desk: Desk) -> str:
+    """What is left of a file that was written before, whatever the provider."""
+    id = await desk.session()
+    assert (await desk.ask(id, "write /workspace/notes remember me; say done"))["status"] == "completed"
+    first = await desk.status(id, "ready")
+    await desk.http.post(f"/sessions/{id}/archive")
+    await desk.status(id, "stopped")
+    await desk.http.post(f"/sessions/{id}/unarchive")
+    assert (await desk.ask(id, "tool once; say more"))["status"] == "completed"
+    kinds = [event["type"] for event in await desk.events(id)]
+    assert (kinds.count("execution_complete"), kinds.count("tool_call")) == (2, 4)
+    again = await desk.status(id, "ready")
+    assert again["sandboxId"] != first["sandboxId"]
+    place = f"/v1/sandboxes/{again['sandboxId']}/files/content"
+    read = await desk.http.get(place, params={"path": "/workspace/notes"})
+    await desk.http.delete(f"/sessions/{id}")
+    return read.text
+
+
 class Watcher:
     def __init__(self, socket: Any) -> None:
         self.socket = socket
@@ -163,8 +188,9 @@ class Watcher:
 
 @asynccontextmanager
 async def desk_of(home: Path, times: Times | None = None, **how: Any) -> AsyncIterator[Desk]:
-    listener = socket.create_server((how.pop("host", "127.0.0.1"), 0))
-    url = "http://{}:{}".format(*listener.getsockname())
+    listener = socket.create_server((how.pop("host", "127.0.0.1"), how.pop("port", 0)))
+    certificate: Path | None = how.pop("certificate", None)
+    url = "{}://{}:{}".format("https" if certificate else "http", *listener.getsockname())
     wanted = how.pop("settings", {})
     if how.pop("public", False):
         wanted = {**wanted, "public_url": url}
@@ -178,7 +204,8 @@ async def desk_of(home: Path, times: Times | None = None, **how: Any) -> AsyncIt
 
         sessions = Sessions(registry, settings, times=times, agent=how.pop("agent", scripted), clock=clock, **how)
         app = create_app(registry, settings, registry.audit, work=sessions)
-        server = uvicorn.Server(uvicorn.Config(app, lifespan="off", log_config=None, ws="websockets-sansio"))
+        served = {"lifespan": "off", "log_config": None, "ws": "websockets-sansio", "ssl_certfile": certificate}
+        server = uvicorn.Server(uvicorn.Config(app, **served))
         desk = Desk(registry, sessions, url)
         await sessions.open()
         serving = asyncio.ensure_future(server.serve(sockets=[listener]))

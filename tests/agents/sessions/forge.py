@@ -33,6 +33,10 @@ class Forge:
         self.open = threading.Event()
         """Until it is set, git waits."""
         self.open.set()
+        self.woken = threading.Event()
+        """Until it is set, an API that answers nothing keeps the connection."""
+        self.instead: list[tuple[str, int | None, str]] = []
+        """What the API answers instead, once each: the method, the status (None: nothing at all) and the body."""
         self._server = ThreadingHTTPServer((host, 0), _Handler)
         self._server.forge = self  # type: ignore[attr-defined]
         self.host = f"{host}:{self._server.server_address[1]}"
@@ -121,10 +125,19 @@ class _Handler(BaseHTTPRequestHandler):
         token = self.headers.get("Authorization", "").removeprefix("Bearer ")
         self.forge.users.append(token)
         words = path.strip("/").split("/")
+        for each in list(self.forge.instead):
+            if each[0] == self.command:
+                self.forge.instead.remove(each)
+                if each[1] is None:
+                    self.close_connection = True
+                    self.forge.woken.wait(60)
+                    return
+                return self._say(each[1], each[2].encode(), {})
         if not token:
             return self._json(401, {"message": "Requires authentication"})
         if path == "/user/repos":
-            found = sorted(self.forge.root.glob("*/?*.git"))
+            size, page = int(query["per_page"][0]), int(query["page"][0])
+            found = sorted(self.forge.root.glob("*/?*.git"))[size * (page - 1) : size * page]
             return self._json(200, [_shown(each.parent.name, each.stem) for each in found])
         if words[0] != "repos" or not (self.forge.root / words[1] / f"{words[2]}.git").exists():
             return self._json(404, {"message": "Not Found"})
@@ -137,6 +150,8 @@ class _Handler(BaseHTTPRequestHandler):
         bare = self.forge.root / words[1] / f"{words[2]}.git"
         if not self.forge.git("branch", "--list", asked["head"], cwd=bare):
             return self._json(422, {"message": "Validation Failed: head"})
+        if any(pull["head"] == asked["head"] for pull in self.forge.pulls):
+            return self._json(422, {"message": "Validation Failed", "errors": [{"message": "It already exists."}]})
         number = len(self.forge.pulls) + 1
         pull = {
             **asked,

@@ -11,6 +11,8 @@ What a prompt says is done:
     fail TEXT       the model's error
     ask TEXT        leave is asked for a tool, and what was answered is its output
 
+But for `swallow`, which is taken and never worked at, and `lose`, which is taken and forgotten.
+
 Several, with ``;`` between, are done in turn. What was said is kept in a file, as the real one keeps it.
 """
 
@@ -25,7 +27,8 @@ import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-KEPT = "/var/tmp/scripted.json"
+KEPT = os.environ.get("SCRIPTED_KEPT", "/var/tmp/scripted.json")
+HEARTBEAT = 5.0
 listeners: list[queue.Queue[dict[str, Any]]] = []
 sessions: dict[str, list[dict[str, Any]]] = {}
 busy: dict[str, threading.Event] = {}
@@ -35,9 +38,12 @@ lock = threading.RLock()
 
 
 def keep() -> None:
-    with open(f"{KEPT}.new", "w") as file:
-        json.dump(sessions, file)
-    os.rename(f"{KEPT}.new", KEPT)
+    try:
+        with open(f"{KEPT}.new", "w") as file:
+            json.dump(sessions, file)
+        os.rename(f"{KEPT}.new", KEPT)
+    except OSError:
+        pass  # the disk is full
 
 
 def tell(type: str, **properties: Any) -> None:
@@ -199,8 +205,11 @@ class Handler(BaseHTTPRequestHandler):
                 "role": "user",
                 "time": {"created": time.time() * 1000},
             }
-            sessions[words[1]].append({"info": info, "parts": []})
+            if text != "lose":
+                sessions[words[1]].append({"info": info, "parts": []})
             self.say(None, 204)
+            if text in ("lose", "swallow"):
+                return
             tell("message.updated", info=info)
             threading.Thread(target=Turn(words[1], body["messageID"], text).run, daemon=True).start()
             return
@@ -217,7 +226,11 @@ class Handler(BaseHTTPRequestHandler):
         mine.put({"type": "server.connected", "properties": {}})
         try:
             while True:
-                self.wfile.write(b"data: " + json.dumps(mine.get()).encode() + b"\n\n")
+                try:
+                    told = mine.get(timeout=HEARTBEAT)
+                except queue.Empty:
+                    told = {"type": "server.heartbeat", "properties": {}}
+                self.wfile.write(b"data: " + json.dumps(told).encode() + b"\n\n")
                 self.wfile.flush()
         except OSError:
             listeners.remove(mine)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import base64
+import hashlib
 import json
 import os
 import socket
@@ -19,6 +21,7 @@ import pytest
 
 from skerry.agents.sessions.spawner import INSIDE
 
+_MAGIC = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
 PACKAGE = files("skerry.agents")
 SOURCES = {name: PACKAGE.joinpath("inside", f"{name}.py").read_text() for name in INSIDE}
 SOURCES["turn"] = PACKAGE.joinpath("opencode", "turn.py").read_text()
@@ -45,7 +48,7 @@ def place(tmp_path: Path) -> Path:
 
 def run(place: Path, code: str) -> Any:
     line = [sys.executable, "-I", "-c", f"import sys; sys.path.insert(0, {str(place)!r})\n{code}"]
-    done = subprocess.run(line, capture_output=True, text=True, check=False)
+    done = subprocess.run(line, capture_output=True, text=True, check=False, timeout=60)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 
@@ -67,6 +70,34 @@ print(json.dumps([[e["n"] for e in left if e], len(first.waiting()), os.path.exi
 """,
     )
     assert found == [list(range(20)), 19, True]
+
+
+def test_what_a_full_disk_does_not_take_is_kept_in_memory_and_what_is_too_large_is_cut(place: Path) -> None:
+    found = run(
+        place,
+        """
+import json, os, resource
+from outbox import Outbox
+box = Outbox(sys.path[0] + "/box")
+first = box.add({"type": "t", "n": 1})
+soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))
+second = box.add({"type": "t", "n": 2})
+resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+large = box.add({"type": "tool_call", "callId": "c", "args": {"much": "x" * 5_000_000}, "output": "y" * 5_000_000})
+assert box.waiting() == [first, second, large]
+told = [box.read(id) for id in box.waiting()]
+size = os.path.getsize(os.path.join(box.directory, large))
+for id in box.waiting():
+    box.remove(id)
+left = box.waiting(), os.listdir(box.directory)
+cut = {**told[2], "output": told[2]["output"][:2], "id": ""}
+print(json.dumps([[each.get("n") for each in told], cut, size, left]))
+""",
+    )
+    cut = {"type": "tool_call", "callId": "c", "output": "yy", "id": "", "truncated": True}
+    assert (found[0], found[1], found[3]) == ([1, 2, None], cut, [[], []])
+    assert found[2] < 1_000_000
 
 
 def test_the_tool_speaks_mcp(place: Path) -> None:
@@ -146,6 +177,14 @@ def test_a_repository_is_cloned_rebased_and_left_alone_where_that_fails(place: P
     assert run(place, SYNC % {**how, "restored": "true"}) == synced
     assert git("rev-parse", "HEAD", cwd=work) == second
     assert git("log", "-1", "--format=%s", "origin/trunk", cwd=work) == "theirs"
+
+    # A forge that does not answer holds it up for a while only, and leaves nothing running.
+    with socket.create_server(("127.0.0.1", 0)) as deaf:
+        url = f"http://127.0.0.1:{deaf.getsockname()[1]}/thing.git"
+        git("remote", "set-url", "origin", url, cwd=work)
+        hurried = SYNC.replace("from outbox", "supervisor.FETCH_PATIENCE = 0.5\nfrom outbox")
+        assert run(place, hurried % {**how, "restored": "true"}) == [synced[0], ["warning", None], synced[1]]
+        assert not subprocess.run(["pgrep", "-f", url], capture_output=True, check=False).stdout
 
 
 def test_a_supervisor_that_is_told_to_stop_leaves_nothing_running(place: Path) -> None:
@@ -271,14 +310,85 @@ def test_what_is_attached_is_given_to_the_agent_in_its_own_form(place: Path) -> 
         place,
         """
 import json
-from bridge import _part
+from attachment import part
 own = {"type": "file", "mime": "image/png", "url": "data:image/png;base64,aGk="}
-print(json.dumps([_part(own), _part({"name": "notes.txt", "content": "hi"}),
-                  _part({"name": "a.png", "mimeType": "image/png", "content": "aGk=", "encoding": "base64"}),
-                  _part({"name": "x", "url": "https://example.com/x"})]))
+print(json.dumps([part(own), part({"name": "notes.txt", "content": "hi"}),
+                  part({"name": "a.png", "mimeType": "image/png", "content": "aGk=", "encoding": "base64"}),
+                  part({"name": "x", "url": "https://example.com/x"})]))
 """,
     )
     assert found[0] == {"type": "file", "mime": "image/png", "url": "data:image/png;base64,aGk="}
     assert found[1] == {**found[0], "mime": "text/plain", "filename": "notes.txt", "url": "data:text/plain;base64,aGk="}
     assert found[2] == {**found[0], "filename": "a.png"}
     assert found[3] == {"type": "file", "mime": "text/plain", "filename": "x", "url": "https://example.com/x"}
+
+
+DEAF = """
+import asyncio, json, os
+import bridge
+bridge.HEARTBEAT = 0.3
+environ = {"SANDBOX_ID": "s", "SESSION_ID": "x", "CONTROL_PLANE_URL": "http://127.0.0.1:PORT",
+           "SANDBOX_AUTH_TOKEN": "t", "SESSION_CONFIG": json.dumps({"agent": {"port": 1}})}
+asyncio.run(bridge.Bridge(environ).run())
+print("null")
+"""
+
+
+def test_a_bridge_whose_connection_leads_nowhere_comes_again(place: Path) -> None:
+    """Neither closed nor reset, as when what stands between has forgotten it: no ping is answered."""
+    came, over = [], threading.Event()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            came.append(self.path)
+            if len(came) == 2:
+                self.send_error(410)
+                return
+            accept = base64.b64encode(hashlib.sha1(self.headers["Sec-WebSocket-Key"].encode() + _MAGIC).digest())
+            self.send_response(101)
+            self.send_header("Sec-WebSocket-Accept", accept.decode())
+            self.end_headers()
+            over.wait(60)
+
+        def log_message(self, *_: Any) -> None: ...
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
+        run(place, DEAF.replace("PORT", str(server.server_address[1])))
+        over.set()
+        server.shutdown()
+    assert len(came) == 2
+
+
+SILENT = """
+import asyncio, json, os, time
+import bridge, places
+bridge.LOOK_AFTER = 0.2
+places.AGENT_SESSION = sys.path[0] + "/session"
+environ = {"SANDBOX_ID": "s", "SESSION_ID": "x", "CONTROL_PLANE_URL": "http://127.0.0.1:1", "SANDBOX_AUTH_TOKEN": "t",
+           "SESSION_CONFIG": json.dumps({"agent": {"port": PORT}, "directory": sys.path[0]})}
+async def main():
+    mine = bridge.Bridge(environ)
+    for content in ("say hello", "swallow", "lose", "say again"):
+        asked = {"messageId": content, "content": content, "prompt": "msg_" + content[:3]}
+        await asyncio.wait_for(mine._turn(asked), 30)
+    events = [mine.outbox.read(id) for id in mine.outbox.waiting()]
+    print(json.dumps([[e["messageId"], e.get("error")] for e in events if e["type"] == "execution_complete"]))
+asyncio.run(main())
+"""
+
+
+def test_an_agent_that_says_nothing_is_asked_how_it_stands(place: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = str(free.getsockname()[1])
+    script = Path(__file__).with_name("scripted.py").read_text().replace("HEARTBEAT = 5.0", "HEARTBEAT = 0.1")
+    environ = {**os.environ, "SCRIPTED_KEPT": str(place / "kept")}
+    agent = subprocess.Popen([sys.executable, "-c", script, port], env=environ)
+    try:
+        ended = dict(run(place, SILENT.replace("PORT", port)))
+    finally:
+        agent.kill()
+        agent.wait()
+    assert [ended["say hello"], ended["say again"]] == [None, None]
+    assert "does not work at the prompt" in ended["swallow"]
+    assert "does not take the prompt" in ended["lose"]

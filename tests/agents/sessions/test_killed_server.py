@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import shutil
 import subprocess
@@ -10,8 +11,11 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import httpx
 import pytest
 
+from skerry import AsyncClient
+from skerry.agents.sessions.models import EventInfo
 from tests import warm
 from tests.agents.sessions.conftest import Desk
 
@@ -27,8 +31,8 @@ def home() -> Iterator[Path]:
 
 
 class Process:
-    def __init__(self, home: Path) -> None:
-        self.process = warm.Popen(_SERVER, str(home), stdout=subprocess.PIPE, text=True)
+    def __init__(self, home: Path, port: int) -> None:
+        self.process = warm.Popen(_SERVER, str(home), str(port), stdout=subprocess.PIPE, text=True)
         assert self.process.stdout is not None
         self.url = self.process.stdout.readline().strip()
         assert self.url.startswith("http")
@@ -42,8 +46,8 @@ class Process:
 
 
 @asynccontextmanager
-async def server(home: Path, *, kill: bool = False) -> AsyncIterator[Desk]:
-    process = Process(home)
+async def server(home: Path, *, kill: bool = False, port: int = 0) -> AsyncIterator[Desk]:
+    process = Process(home, port)
     desk = Desk(None, None, process.url)  # type: ignore[arg-type]
     try:
         async with desk.http:
@@ -52,16 +56,22 @@ async def server(home: Path, *, kill: bool = False) -> AsyncIterator[Desk]:
         process.end(kill)
 
 
+async def ask(url: str, session: str, content: str) -> list[EventInfo]:
+    async with AsyncClient(url) as client, client.coding_session(session).ask(content) as news:
+        return [each.event async for each in news if each.event is not None]
+
+
 async def test_a_killed_server_loses_no_event_and_the_next_one_goes_on(home: Path) -> None:
     async with server(home, kill=True) as desk:
         id = await desk.session()
         first = await desk.prompt(id, "write /workspace/notes remember me")
         await desk.done(id, first)
-        interrupted = await desk.prompt(id, "tool one; say working; hang")
+        port = httpx.URL(desk.url).port or 0
+        asking = asyncio.create_task(ask(desk.url, id, "tool one; say working; hang"))
+        interrupted = (await desk.event(id, "token"))["messageId"]
         waiting = await desk.prompt(id, "say patience")
-        await desk.event(id, "token", messageId=interrupted)
         before = await desk.events(id)
-    async with server(home) as desk:
+    async with server(home, port=port) as desk:
         failed = await desk.done(id, interrupted)
         assert failed["status"] == "failed"
         assert "server ended" in failed["error"]
@@ -72,6 +82,11 @@ async def test_a_killed_server_loses_no_event_and_the_next_one_goes_on(home: Pat
         assert [each["success"] for each in ended] == [False]
         ids = [event["id"] for event in events]
         assert len(ids) == len(set(ids))
+        # Who watched was not told less, nor anything twice.
+        told = [each for each in await asking if each.message_id == interrupted]
+        kept = [each["id"] for each in events if each["messageId"] == interrupted]
+        assert [each.id for each in told] == kept[: len(told)]
+        assert told[-1].type == "execution_complete"
         sandbox = (await desk.info(id))["sandboxId"]
         read = await desk.http.get(f"/v1/sandboxes/{sandbox}/files/content", params={"path": "/workspace/notes"})
         assert "remember me" in read.text

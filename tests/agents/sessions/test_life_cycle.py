@@ -157,6 +157,34 @@ async def test_a_sandbox_that_dies_is_noticed_at_once(desk: Desk) -> None:
     await desk.http.delete(f"/sessions/{id}")
 
 
+async def test_a_killed_supervisor_is_noticed_at_once(desk: Desk) -> None:
+    id = await desk.session()
+    await desk.ask(id, "write /workspace/notes remember me")
+    await desk.status(id, "ready")
+    message = await desk.prompt(id, "say begun; hang")
+    await desk.event(id, "token", messageId=message)
+    await desk.kill(id, "session/supervisor.py")
+    lost = await desk.done(id, message, 20)
+    assert lost["status"] == "failed"
+    assert "supervisor in the sandbox has ended. It was ended by SIGKILL" in lost["error"]
+    assert (await desk.ask(id, "say on"))["status"] == "completed"
+    assert await desk.inside(id, "cat /workspace/notes") == "remember me"
+    await desk.http.delete(f"/sessions/{id}")
+
+
+@pytest.mark.parametrize("said", ["plain", "with \0 in it"])
+async def test_what_the_supervisor_gives_up_for_is_told_whatever_is_in_it(desk: Desk, said: str) -> None:
+    id = await desk.session()
+    await desk.ask(id, "say hello")
+    access = desk.access(await desk.inside(id, "cat /var/lib/skerry-session/access.json"))
+    headers = {"Authorization": f"Bearer {access['token']}"}
+    await desk.http.post(f"/sandbox/{access['sandbox']}/error", json={"error": said}, headers=headers)
+    failed = await desk.status(id, "failed", seconds=20)
+    assert failed["error"] == said.replace("\0", "\N{REPLACEMENT CHARACTER}")
+    assert failed["updatedAt"] > failed["createdAt"]
+    await desk.http.delete(f"/sessions/{id}")
+
+
 async def test_an_agent_that_cannot_start_is_tried_three_times_and_no_more(desk: Desk) -> None:
     id = await desk.session(title="no agent")
     async with desk.watch(id) as watcher:

@@ -13,6 +13,7 @@ import pytest
 from skerry.agents.sessions.sessions import opencode
 from tests.agents.conftest import HOST, KEY
 from tests.agents.model import Model, call, config, hang, say
+from tests.agents.search import nothing_inside
 from tests.agents.sessions.conftest import Desk, desk_of
 
 
@@ -41,7 +42,29 @@ async def test_what_is_two_and_two(desk: Desk, session: str, model: Model) -> No
     events = await desk.events(session, messageId=message["id"])
     assert [event["type"] for event in events] == ["step_start", "token", "step_finish", "execution_complete"]
     assert events[1]["data"]["content"] == "It is 4"
-    assert KEY not in await desk.inside(session, "cat /proc/*/environ /var/lib/skerry-session/*.json; env")
+    sandbox = desk.live(session).row.sandbox_id
+    assert sandbox is not None
+    async with desk.registry.use(sandbox) as runtime:
+        await nothing_inside(runtime, KEY)
+
+
+async def test_a_prompt_has_a_model_and_attachments_of_its_own(desk: Desk, session: str, model: Model) -> None:
+    model.when("read it", say("I have"))
+    more = {
+        "model": "scripted/scripted-2",
+        "attachments": [
+            {"name": "notes.txt", "content": "the word is xyzzy"},
+            {"name": "more.md", "content": "YW5kIHBsdWdo", "encoding": "base64"},
+        ],
+    }
+    answer = await desk.http.post(f"/sessions/{session}/prompt", json={"content": "read it", **more})
+    assert (await desk.done(session, answer.json()["messageId"]))["status"] == "completed"
+    asked = model.wait_until_asked("read it")
+    assert asked.body["model"] == "scripted-2"
+    assert all(words in str(asked.body["messages"][-1]) for words in ("the word is xyzzy", "and plugh"))
+    model.when("and now", say("the first again"))
+    await desk.ask(session, "and now")
+    assert model.wait_until_asked("and now").body["model"] == "scripted-1"
 
 
 async def test_three_prompts_one_after_the_other(desk: Desk, session: str, model: Model) -> None:

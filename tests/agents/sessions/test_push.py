@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import secrets
 import shutil
@@ -11,6 +12,7 @@ from collections.abc import AsyncIterator, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from skerry.agents.sessions.sessions import opencode
@@ -32,6 +34,7 @@ def forge() -> Iterator[Forge]:
     root = Path(tempfile.mkdtemp(prefix="skerry-forge-"))
     with Forge(root, TOKEN) as forge:
         forge.repository("acme", "thing")
+        forge.repository("acme", "other")
         yield forge
     shutil.rmtree(root)
 
@@ -103,6 +106,19 @@ async def test_the_repository_is_there_and_commits_are_the_users(desk: Desk, ses
     assert await desk.inside(session, "ls /tmp/pwned 2>/dev/null") == ""
 
 
+async def test_what_is_done_for_somebody_is_committed_in_their_name(desk: Desk, session: str) -> None:
+    bea = {"user": "bea", "name": "-Bea 'B'\n[x]", "email": "bea@example.com"}
+    joined = await desk.http.post(f"/sessions/{session}/participants", json=bea)
+    assert (joined.status_code, joined.json()["email"]) == (201, "bea@example.com")
+    shown = "cd /workspace/thing && git log -1 --format='%an <%ae>'"
+    ann = await desk.inside(session, shown)
+    for author, name in (("bea", "-Bea 'B'[x] <bea@example.com>\n"), ("cyd", ann)):
+        asked = await desk.http.post(f"/sessions/{session}/prompt", json={"content": "say hello", "author": author})
+        assert (await desk.done(session, asked.json()["messageId"]))["status"] == "completed"
+        await desk.inside(session, COMMIT)
+        assert await desk.inside(session, shown) == name
+
+
 async def test_a_pull_request_is_pushed_from_inside_and_opened_from_outside(
     desk: Desk, session: str, forge: Forge
 ) -> None:
@@ -168,6 +184,75 @@ async def test_a_push_that_nobody_confirms_is_given_up_in_time(
     assert (await desk.http.post(f"/sessions/{session}/pr", json={"title": "Heard"})).status_code == 201
 
 
+async def test_a_push_that_a_killed_bridge_did_not_hear_of_is_asked_for_again(desk: Desk, session: str) -> None:
+    pushes = desk.live(session)._asking._pushes
+    bridge = (await desk.inside(session, "pgrep -f session/bridge.py")).strip()
+    await desk.inside(session, f"kill -STOP {bridge}")
+    asking = asyncio.create_task(desk.http.post(f"/sessions/{session}/pr", json={"title": "x", "headBranch": "lost"}))
+
+    async def asked() -> bool:
+        return "lost" in pushes.awaited()
+
+    await desk.until(asked)
+    await desk.inside(session, f"kill -KILL {bridge}")
+    answer = await asking
+    assert answer.status_code == 201, answer.text
+
+
+REFUSED = '{"message": "Validation Failed", "errors": [{"message": "No commits between trunk and x."}]}'
+
+
+@pytest.mark.parametrize(
+    ("instead", "status", "code", "words"),
+    [
+        (("GET", 401, '{"message": "Bad credentials"}'), 502, "forge_failed", "401: Bad credentials"),
+        (("POST", 403, '{"message": "API rate limit exceeded"}'), 502, "forge_failed", "rate limit"),
+        (("POST", 422, REFUSED), 400, "invalid_request", "No commits between"),
+        (("POST", 500, "<html>"), 502, "forge_failed", "500"),
+        (("POST", 201, "[]"), 502, "forge_failed", "not one of GitHub's API"),
+        (("GET", 200, "<html>"), 201, "", ""),
+        (("GET", None, ""), 502, "forge_failed", "ReadTimeout"),
+    ],
+    ids=["no token", "too often", "refused", "broken", "another API", "a page", "hangs"],
+)
+async def test_what_a_forge_will_not_do_is_told_and_can_be_asked_for_again(
+    desk: Desk,
+    session: str,
+    forge: Forge,
+    monkeypatch: pytest.MonkeyPatch,
+    instead: tuple[str, int | None, str],
+    status: int,
+    code: str,
+    words: str,
+) -> None:
+    http = desk.sessions.forge._http  # type: ignore[attr-defined]
+    monkeypatch.setattr(http, "_timeout", httpx.Timeout(1 if instead[1] is None else 30))
+    wanted = {"title": "x", "headBranch": f"told-{secrets.token_hex(3)}", "baseBranch": "trunk"}
+    forge.instead.append(instead)
+    forge.woken.clear()
+    answer = await desk.http.post(f"/sessions/{session}/pr", json=wanted)
+    forge.woken.set()
+    assert answer.status_code == status, answer.text
+    if code:
+        error = answer.json()["error"]
+        assert (error["code"], words in error["message"]) == (code, True), error
+        assert (await desk.http.post(f"/sessions/{session}/pr", json=wanted)).status_code == 201
+    assert len([each for each in forge.pulls if each["head"] == wanted["headBranch"]]) == 1
+
+
+async def test_two_who_open_it_at_once_find_the_same(desk: Desk, session: str, forge: Forge) -> None:
+    wanted = {"title": "x", "headBranch": "together"}
+    ask = [desk.http.post(f"/sessions/{session}/pr", json=wanted) for _ in range(2)]
+    numbers = {answer.json()["number"] for answer in await asyncio.gather(*ask)}
+    assert len(numbers) == 1
+    # One that was opened by others in between is found as well.
+    forge.instead.append(("GET", 200, "[]"))
+    again = await desk.http.post(f"/sessions/{session}/pr", json={**wanted, "baseBranch": "trunk"})
+    assert {again.json().get("number")} == numbers, again.text
+    urls = [each["url"] for each in (await desk.http.get(f"/sessions/{session}/artifacts")).json()["artifacts"]]
+    assert len(urls) == len(set(urls))
+
+
 async def test_no_token_is_inside(desk: Desk, session: str) -> None:
     sandbox = desk.live(session).row.sandbox_id
     assert sandbox is not None
@@ -191,6 +276,27 @@ async def test_after_a_restore_the_work_is_fetched_for_but_not_moved(desk: Desk,
     assert (await desk.ask(session, "say back"))["status"] == "completed"
     now = await desk.inside(session, "cd /workspace/thing && git rev-parse HEAD origin/trunk")
     assert now.split() == [mine, theirs]
+
+
+async def test_a_sandbox_that_was_put_away_comes_back_to_push(desk: Desk, session: str, forge: Forge) -> None:
+    sha = (await desk.inside(session, COMMIT)).strip()
+    await desk.status(session, "ready")
+    live = desk.live(session)
+    live.row.active_at = (live.row.active_at or 0) - 601
+    await desk.status(session, "stopped")
+    answer = await desk.http.post(f"/sessions/{session}/pr", json={"title": "Later", "headBranch": "later"})
+    assert answer.status_code == 201, answer.text
+    assert forge.git("rev-parse", "later", cwd=forge.root / "acme" / "thing.git") == sha
+    assert not desk.live(session)._wanted
+
+    # One that never did anything has nothing to push.
+    id = await desk.session(**repository(forge))
+    refused = await desk.http.post(f"/sessions/{id}/pr", json={"title": "x"})
+    assert (refused.status_code, refused.json()["error"]["code"]) == (502, "push_failed")
+    await desk.http.post(f"/sessions/{id}/archive")
+    archived = await desk.http.post(f"/sessions/{id}/pr", json={"title": "x"})
+    assert archived.json()["error"]["code"] == "session_archived"
+    await desk.http.delete(f"/sessions/{id}")
 
 
 async def test_the_second_session_with_a_repository_finds_it_there(
@@ -243,8 +349,21 @@ async def test_a_repository_that_is_not_there_is_a_failure_that_says_so(desk: De
     await desk.http.delete(f"/sessions/{id}")
 
 
-async def test_repositories_are_listed_and_described(desk: Desk) -> None:
-    assert [each["fullName"] for each in (await desk.http.get("/repos")).json()["repos"]] == ["acme/thing"]
+async def test_a_forge_that_the_sandbox_may_not_reach_is_told_as_that(desk: Desk, forge: Forge) -> None:
+    id = await desk.session(**repository(forge, egress={"mode": "allowlist", "allow": ["example.com"]}))
+    await desk.prompt(id, "say x")
+    failed = await desk.status(id, "failed")
+    assert f"may not reach {forge.host}. Allow it in the session's egress." in failed["error"]
+    await desk.http.delete(f"/sessions/{id}")
+
+
+async def test_repositories_are_listed_and_described(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert [each["fullName"] for each in (await desk.http.get("/repos")).json()["repos"]] == [
+        "acme/other",
+        "acme/thing",
+    ]
+    monkeypatch.setattr("skerry.agents.sessions.forge.PAGE", 1)
+    assert len((await desk.http.get("/repos")).json()["repos"]) == 2
     found = (await desk.http.get("/repos/acme/thing/metadata")).json()
     assert (found["defaultBranch"], found["private"]) == ("trunk", True)
     missing = await desk.http.get("/repos/acme/nothing/metadata")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections import Counter
 from datetime import datetime
 from itertools import pairwise
@@ -12,8 +13,10 @@ import pytest
 from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
+from skerry import AsyncClient
 from skerry.control.session_rows import EventRow
 from skerry.errors import StoreError
+from skerry.server.inward import MOST_CONNECTIONS
 from tests.agents.sessions.conftest import SLOW, Desk
 
 
@@ -55,6 +58,14 @@ async def test_a_prompt_starts_a_sandbox_and_is_answered(desk: Desk) -> None:
     await desk.http.delete(f"/sessions/{id}")
 
 
+@pytest.mark.parametrize(("first", "last"), [("done with all", "done"), ("done", "done with all"), ("done", "done")])
+async def test_texts_that_begin_alike_are_all_kept(desk: Desk, session: str, first: str, last: str) -> None:
+    message = await desk.ask(session, f"say {first}; tool x; say {last}")
+    events = await desk.events(session, messageId=message["id"])
+    assert [event["data"]["content"] for event in events if event["type"] == "token"] == [first, last]
+    assert kinds(events)[-3:] == ["token", "step_finish", "execution_complete"]
+
+
 async def test_the_supervisor_finds_in_its_environment_what_it_has_to_know(desk: Desk, session: str) -> None:
     line = "tr '\\0' '\\n' < /proc/$(pgrep -f session/supervisor.py | head -1)/environ"
     found = dict(each.split("=", 1) for each in (await desk.inside(session, line)).splitlines() if "=" in each)
@@ -64,6 +75,11 @@ async def test_the_supervisor_finds_in_its_environment_what_it_has_to_know(desk:
     assert found["SANDBOX_INACTIVITY_TIMEOUT_MS"] == "600000"
     assert {"REPO_OWNER", "REPO_NAME", "SANDBOX_AUTH_TOKEN", "SESSION_CONFIG"} <= set(found)
     assert not {"GITHUB_APP_TOKEN", "ANTHROPIC_API_KEY"} & set(found)
+
+
+async def test_an_agent_can_commit_also_where_nobody_has_said_in_whose_name(desk: Desk, session: str) -> None:
+    line = "cd $(mktemp -d) && git init -q && git commit -q --allow-empty -m x && git log -1 --format='%an <%ae>'"
+    assert await desk.inside(session, line) == "Skerry <agent@skerry.invalid>\n"
 
 
 async def test_a_sandbox_says_what_it_is_at_until_it_is_ready(desk: Desk) -> None:
@@ -97,6 +113,19 @@ async def test_the_place_in_the_queue_is_told(desk: Desk, session: str) -> None:
     await desk.done(session, answers[-1]["messageId"])
 
 
+async def test_any_number_of_people_ask_at_the_same_time(desk: Desk, session: str) -> None:
+    async with AsyncClient(desk.url) as client:
+
+        async def ask(number: int) -> list[Any]:
+            async with client.coding_session(session).ask(f"say number {number}") as news:
+                return [each.event async for each in news if each.event is not None]
+
+        told = await asyncio.gather(*map(ask, range(10)))
+    for number, events in enumerate(told):
+        assert [each.data["content"] for each in events if each.type == "token"][-1] == f"number {number}"
+        assert events[-1].type == "execution_complete"
+
+
 async def test_a_stopped_prompt_fails_and_the_next_one_is_worked_at(desk: Desk, session: str) -> None:
     first = await desk.prompt(session, "say working; hang")
     second = await desk.prompt(session, "say next")
@@ -108,6 +137,18 @@ async def test_a_stopped_prompt_fails_and_the_next_one_is_worked_at(desk: Desk, 
     assert (await desk.done(session, second))["status"] == "completed"
     ended = await desk.event(session, "execution_complete", messageId=first)
     assert ended["data"]["code"] == "aborted"
+
+
+async def test_a_prompt_that_waits_for_its_sandbox_is_stopped_as_well(desk: Desk) -> None:
+    id = await desk.session()
+    first, second = await desk.prompt(id, "say never"), await desk.prompt(id, "say next")
+    assert (await desk.http.post(f"/sessions/{id}/stop")).status_code == 200
+    stopped = (await desk.messages(id))[first]
+    assert (stopped["status"], stopped["error"]) == ("failed", "It was stopped.")
+    assert (await desk.done(id, second))["status"] == "completed"
+    assert kinds(await desk.events(id, messageId=first)) == ["execution_complete"]
+    assert (await desk.event(id, "execution_complete", messageId=first))["data"]["code"] == "aborted"
+    await desk.http.delete(f"/sessions/{id}")
 
 
 async def test_a_failure_of_the_model_is_that_prompts_failure(desk: Desk, session: str) -> None:
@@ -297,6 +338,20 @@ async def test_who_subscribes_is_told_what_was_and_what_comes(desk: Desk, sessio
         assert statuses == [True, False]
 
 
+async def test_of_a_history_that_is_too_much_the_last_is_told(
+    desk: Desk, session: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    everything = await desk.events(session)
+    monkeypatch.setattr("skerry.agents.sessions.sessions.HISTORY_CHARACTERS", 2000)
+    async with desk.watch(session) as watcher:
+        history = (await watcher.next("subscribed"))["history"]
+    assert history["hasMore"]
+    assert history["events"] == everything[-len(history["events"]) :]
+    assert 0 < len(json.dumps(history["events"])) < 2100
+    assert 0 < len(json.dumps(history["messages"])) < 2100
+    assert history["cursor"] == str(everything[-1]["number"])
+
+
 async def test_watchers_see_each_other(desk: Desk, session: str) -> None:
     async with desk.watch(session, clientId="one") as one:
         await one.next("presence_sync")
@@ -310,8 +365,10 @@ async def test_watchers_see_each_other(desk: Desk, session: str) -> None:
         assert (await one.next("presence_leave"))["clientId"] == "two"
         await one.say(type="ping")
         await one.next("pong")
-        await one.say(type="dance")
-        assert (await one.next("error"))["code"] == "invalid_request"
+        for said, why in (({"type": "dance"}, "dance"), ({"type": "prompt", "content": "x", "model": "y"}, "model")):
+            await one.say(**said)
+            error = await one.next("error")
+            assert (error["code"], why in error["message"]) == ("invalid_request", True), error
 
 
 async def test_a_wrong_token_is_shown_out(desk: Desk, session: str) -> None:
@@ -388,6 +445,73 @@ async def test_a_sandbox_reaches_nothing_of_the_server_but_its_own_session(desk:
     await desk.http.delete(f"/sessions/{other}")
 
 
+DEEP = "[" * 400 + "]" * 400
+DEEPER = "[" * 100_000
+FRAMES: dict[str, tuple[str | bytes, bool]] = {
+    # what is said, and whether it is kept
+    "bytes": (b"\x00\xff", False),
+    "nothing": ("", False),
+    "no JSON": ("{", False),
+    "no object": ("[1]", False),
+    "deeper than anything": (DEEPER, False),
+    "no type": ('{"id": "odd 0"}', True),
+    "deep": (f'{{"type": "odd", "id": "odd 1", "deep": {DEEP}}}', True),
+    "half a character": ('{"type": "odd\\ud800", "id": "odd\\ud800", "messageId": "\\ud800"}', True),
+    "what no database holds": ('{"type": "odd\\u0000", "id": "odd\\u0000", "x": NaN, "y": 1e999}', True),
+    "the name of another event's": ('{"type": "token", "id": "before", "content": "x"}', False),
+    "too much": ('{"type": "odd", "id": "odd 2", "callId": "c", "much": "%s"}' % ("x" * 5_000_000), True),
+    "no session": ('{"type": "ready", "agentSession": "\\u0000"}', False),
+    "no prompt": ('{"type": "execution_complete", "id": "odd 3", "messageId": {"a": 1}}', True),
+}
+
+
+@pytest.fixture(scope="module")
+async def hostile(desk: Desk) -> tuple[str, str, dict[str, str]]:
+    """A session whose sandbox speaks as it likes: where, and as whom."""
+    id = await desk.session()
+    await desk.ask(id, "say hello")
+    await desk.inside(id, "kill -STOP $(pgrep -f session/bridge.py)")
+    access = desk.access(await desk.inside(id, "cat /var/lib/skerry-session/access.json"))
+    address = f"{desk.url.replace('http', 'ws')}/sessions/{id}/ws?type=sandbox"
+    return id, address, {"Authorization": f"Bearer {access['token']}", "X-Sandbox-ID": access["sandbox"]}
+
+
+@pytest.mark.parametrize("name", FRAMES)
+async def test_whatever_a_sandbox_says_the_session_can_be_read(
+    desk: Desk, hostile: tuple[str, str, dict[str, str]], name: str
+) -> None:
+    id, address, headers = hostile
+    frame, kept = FRAMES[name]
+    before = await desk.events(id)
+    async with asyncio.timeout(30), connect(address, additional_headers=headers) as socket:
+        await socket.send('{"type": "before", "id": "before"}')
+        await socket.send(frame)
+        await socket.send(json.dumps({"type": "after", "id": f"after {name}"}))
+        acknowledged = []
+        while f"after {name}" not in acknowledged:
+            acknowledged.append(json.loads(await socket.recv()).get("id"))
+    said = (await desk.events(id))[len(before) :]
+    told = [event for event in said if event["type"] not in ("before", "after")]
+    assert len(told) == kept
+    assert all(len(json.dumps(event)) < 10_000 for event in told)
+    assert [event["data"].get("callId") for event in told if event["data"].get("truncated")] in ([], ["c"])
+    async with desk.watch(id) as watcher:
+        assert (await watcher.next("subscribed"))["history"]["events"][-1]["type"] == "after"
+
+
+async def test_a_sandbox_has_so_many_connections_and_no_more(desk: Desk, session: str) -> None:
+    many = (
+        "import socket; s = [socket.create_connection(('127.0.0.1', 42042)) for _ in range(200)]; import time; "
+        "time.sleep(1); [each.setblocking(False) for each in s]\n"
+        "def open(each):\n    try: return each.recv(1) != b''\n    except BlockingIOError: return True\n"
+        "    except OSError: return False\n"
+        "print(sum(map(open, s)))"
+    )
+    left = int(await desk.inside(session, f'/run/skerry/bin/python3 -c "{many}"'))
+    assert 16 < left < MOST_CONNECTIONS
+    assert (await desk.ask(session, "say still here"))["status"] == "completed"
+
+
 # -- the rest of the API -----------------------------------------------------------------------------------------------
 
 
@@ -437,11 +561,23 @@ async def test_what_makes_no_sense_is_refused(desk: Desk) -> None:
         {"branch": "--upload-pack=x", "repoOwner": "a", "repoName": "b"},
         {"repoOwner": "../..", "repoName": "b/c"},
         {"secrets": {"api.example.com": {}}},
+        {"model": "nonsense"},
+        {"config": {"provider": {"x": {"models": {f"model {number}": {"name": "x" * 20} for number in range(3000)}}}}},
         {"unknown": 1},
     ):
         answer = await desk.http.post("/sessions", json=wrong)
         assert answer.status_code == 400, wrong
     id = await desk.session()
-    assert (await desk.http.post(f"/sessions/{id}/prompt", json={"content": ""})).status_code == 400
+    for more in (
+        {"content": ""},
+        {"model": "nonsense"},
+        {"model": "/x"},
+        {"attachments": [{"name": "neither"}]},
+        {"attachments": [{"type": "dance"}]},
+        {"attachments": [{"content": "no base64", "encoding": "base64"}]},
+        {"attachments": [{"content": "\N{SNOWMAN}" * 3_000_000}] * 2},
+    ):
+        answer = await desk.http.post(f"/sessions/{id}/prompt", json={"content": "say x", **more})
+        assert (answer.status_code, answer.json()["error"]["code"]) == (400, "invalid_request"), more
     assert (await desk.http.post(f"/sessions/{id}/pr", json={"title": "x"})).status_code == 400
     await desk.http.delete(f"/sessions/{id}")

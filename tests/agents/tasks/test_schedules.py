@@ -6,12 +6,12 @@ from typing import Any
 import pytest
 
 from skerry.agents.schedules import Schedules
-from skerry.agents.task_models import CreateSchedule, UpdateSchedule
+from skerry.agents.task_models import CreateSchedule, ScheduleRun, UpdateSchedule
 from skerry.agents.tasks import Tasks
 from skerry.agents.teams import Teams
 from skerry.control.actor import Caller, caller
 from skerry.control.registry import Registry
-from skerry.errors import InvalidRequestError, ScheduleNotFoundError
+from skerry.errors import InvalidRequestError, NotFoundError, ScheduleNotFoundError
 from skerry.models import KeyScope
 from tests.agents.tasks.clock import Clock
 from tests.agents.tasks.scripted import ScriptedAgent, script
@@ -47,6 +47,15 @@ async def test_a_task_is_begun_when_it_is_due_and_not_before(schedules: Schedule
     await schedules.delete(info.id)
 
 
+async def pages(schedules: Schedules, id: str) -> list[list[ScheduleRun]]:
+    found, cursor = [], None
+    while True:
+        page = await schedules.history(id, cursor, 200)
+        found.append(page.runs)
+        if (cursor := page.next_cursor) is None:
+            return found
+
+
 @pytest.mark.parametrize(
     ("missed", "expected"),
     [
@@ -77,7 +86,16 @@ async def test_years_of_missed_minutes_are_not_all_made_up_for(
     clock.set("2026-03-04 12:00:30")
     await schedules.look()
     runs = (await schedules.history(info.id)).runs
-    assert [f"{run.due_at:%d %H:%M}" for run in reversed(runs)] == ["02 09:00", "04 11:59", "04 12:00"]
+    assert [(f"{run.due_at:%d %H:%M}", run.outcome) for run in reversed(runs)][-3:] == [
+        ("04 11:58", "skipped"),
+        ("04 11:59", "started"),
+        ("04 12:00", "started"),
+    ]
+    # Those that are not made up for are on record all the same, as far as any are.
+    assert len(runs) == 50
+    everything = [run for page in await pages(schedules, info.id) for run in page]
+    assert len(everything) == 1000
+    assert {run.outcome for run in everything[2:]} == {"skipped"}
     await asyncio.gather(*(tasks.wait(run.task_id) for run in runs if run.task_id))
     await schedules.delete(info.id)
 
@@ -209,11 +227,18 @@ async def test_secrets_of_a_schedule_are_kept_sealed_and_reach_the_door(
 
 
 @pytest.mark.parametrize(
-    "options", [{"cron": "61 * * * *"}, {"timezone": "Mars/Base"}, {"task": {"message": "x", "agent": "nobody"}}]
+    "options",
+    [
+        {"cron": "61 * * * *"},
+        {"timezone": "Mars/Base"},
+        {"task": {"message": "x", "agent": "nobody"}},
+        {"task": {"message": "x", "agent": "scripted", "image": "no-such"}},
+        {"task": None, "team": {"agents": [{"role": "a", "message": "x"}], "agent": "scripted", "snapshot": "no-such"}},
+    ],
 )
 async def test_what_makes_no_sense_is_refused(schedules: Schedules, options: dict[str, Any]) -> None:
     before = await schedules.list()
-    with pytest.raises(InvalidRequestError):
+    with pytest.raises((InvalidRequestError, NotFoundError)):
         await schedules.create(asked(**options))
     assert await schedules.list() == before
 

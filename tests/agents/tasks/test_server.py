@@ -96,6 +96,10 @@ def test_a_stream_begins_at_once_and_ends_with_done(http: httpx.Client) -> None:
     assert "".join(event.get("content", "") for event in events) == "one two"
     again = streamed(http.get(f"{AGENTS}/task/{events[0]['taskId']}/stream", params={"after": events[0]["id"]}))
     assert again == events[1:]
+    back = http.get(f"{AGENTS}/task/{events[0]['taskId']}/stream", headers={"Last-Event-ID": str(events[1]["id"])})
+    assert streamed(back) == events[2:]
+    odd = http.get(f"{AGENTS}/task/{events[0]['taskId']}/stream", headers={"Last-Event-ID": "the third"})
+    assert (odd.status_code, odd.json()["error"]["code"]) == (400, "invalid_request")
     numbers = [int(number) for number in re.findall(r"^id: (\d+)$", response.text, re.MULTILINE)]
     assert numbers == [event["id"] for event in events]
 
@@ -129,7 +133,15 @@ def test_what_cannot_be_is_refused_before_anything_is_made(http: httpx.Client) -
     for wrong in (
         {},
         {"message": ""},
+        {"message": " \n"},
         {"message": "x", "nonsense": 1},
+        body({"say": "x"}, userId="a\0b"),
+        body({"say": "x"}, sandboxId=""),
+        body({"say": "x"}, sandboxId="Not A Name"),
+        body({"say": "x"}, sandboxId="some", reuse=True),
+        body({"say": "x"}, directory="relative"),
+        body({"say": "x"}, directory="/home/user/../../etc"),
+        body({"say": "x"}, templateId="review", values={"path": "src", "focus": "beauty"}),
         body({"say": "x"}, provider="docker"),
         body({"say": "x"}, timeout=-1),
         body({"say": "x"}, image="no-such-image"),
@@ -138,7 +150,19 @@ def test_what_cannot_be_is_refused_before_anything_is_made(http: httpx.Client) -
         response = http.post(f"{AGENTS}/task", json=wrong)
         assert 400 <= response.status_code < 504, wrong
         assert response.json()["error"]["message"]
+    for path in ("task/%00", "tasks?team=%00", "usage?until=9999-12-31", "usage?since=2026-02-01&until=2026-01-01"):
+        response = http.get(f"{AGENTS}/{path}")
+        assert (response.status_code, response.json()["error"]["code"]) == (400, "invalid_request"), path
     assert http.get(f"{AGENTS}/tasks").json()["total"] == before
+
+
+def test_what_each_user_asked_for_can_be_told_apart(admin: Client) -> None:
+    for user, cost in (("ann@example.com", 0.5), ("ben@example.com", 0.25), ("ann@example.com", 1.0)):
+        admin.run_task(**body({"cost": cost}, userId=user))
+    assert admin.agent_usage(user_id="ann@example.com").cost == 1.5
+    assert admin.agent_usage(user_id="ben@example.com").tokens.input == 10
+    assert admin.list_tasks(user_id="ann@example.com").total == 2
+    assert admin.list_tasks(user_id="nobody").tasks == []
 
 
 def test_tasks_belong_to_the_owner_of_the_key(server: ServerProcess, admin: Client) -> None:
@@ -266,8 +290,28 @@ def test_a_workers_report_changes_what_is_known_of_its_sandbox(server: ServerPro
     report(server, "sandbox.error", at="10:08", error="out of memory")
     assert (known()["status"], known()["error"]) == ("error", "out of memory")
     assert report(server, "workflow.execution.started", at="10:09").json() == {"received": True}
+    report(server, "sandbox.deleted", at="09:00")  # of one that had the name before
+    assert known()["status"] == "error"
     report(server, "sandbox.deleted", at="10:10")
     assert known() == {}
+    report(server, "sandbox.stopped", at="10:09")  # late: it is not there any more
+    assert known() == {}
+    report(server, "sandbox.created", at="10:11")  # another of that name
+    assert (known()["createdAt"], known()["userId"], known()["error"]) == ("2026-03-01T10:11:00Z", None, None)
+
+
+def test_the_time_of_a_report_is_taken_as_it_may_be_meant(server: ServerProcess, http: httpx.Client) -> None:
+    def status(timestamp: str, event: str) -> str:
+        told = {"event": event, "data": {"sandboxId": "cf-2"}, "timestamp": timestamp}
+        headers = {"Authorization": f"Bearer {TOKEN}"}
+        assert httpx.post(f"{server.url}/api/v2/cloudflare/webhook", json=told, headers=headers).status_code == 200
+        found = http.get("/api/v2/cloudflare/sandboxes").json()["sandboxes"]
+        return next(str(one["status"]) for one in found if one["id"] == "cf-2")
+
+    assert status("2026-03-01T10:00:00", "sandbox.created") == "running"  # of no zone, as UTC
+    assert status("2026-03-01T12:30:00+02:00", "sandbox.stopped") == "stopped"
+    assert status("9999-01-01T00:00:00Z", "sandbox.started") == "running"  # a clock that is wrong
+    assert status("9999-01-01T00:00:00Z", "sandbox.hibernated") == "sleeping"
 
 
 @pytest.mark.parametrize("token", [None, "wrong-token-of-a-worker", ADMIN])
@@ -279,6 +323,7 @@ def test_a_report_without_the_workers_token_is_not_believed(server: ServerProces
 @pytest.mark.parametrize("event", ["sandbox.exploded", "nonsense", "", "a.b\nc"])
 def test_a_report_of_something_unknown_is_refused(server: ServerProcess, event: str) -> None:
     assert report(server, event).status_code == 400
+    assert report(server, "sandbox.created", sandboxId="a\0b").status_code == 400
 
 
 # -- the end of the server ---------------------------------------------------------------------------------------------
@@ -294,8 +339,12 @@ def test_a_server_that_is_killed_in_the_middle_of_a_prompt_loses_nothing(tmp_pat
         _until(lambda: "begun" in _text(client, going.id) and client.get_task(ending.id).session_id is not None)
         _until(lambda: any(event["type"] == "tool_call" for event in _told(client, going.id)))
         before = _told(client, going.id)
+    watched: list[Any] = []
+    watching = threading.Thread(target=_watch, args=(server.url, going.id, watched))
+    watching.start()
+    _until(lambda: len(watched) >= len(before))
     server.stop(signal.SIGKILL)
-    server = ServerProcess(home, first=SCRIPTED)
+    server = ServerProcess(home, first=SCRIPTED, port=httpx.URL(server.url).port)
     try:
         with Client(server.url) as client:
             failed = client.get_task(ending.id)
@@ -308,6 +357,9 @@ def test_a_server_that_is_killed_in_the_middle_of_a_prompt_loses_nothing(tmp_pat
             assert "+x" in (done.diff.patch or "")
             told = _told(client, going.id)
             assert told[: len(before)] == before
+            # Who watches is told to the end, over the end of the server.
+            watching.join(60)
+            assert [event.id for event in watched] == [event["id"] for event in told]
             assert any("takes it up again" in (event.get("message") or "") for event in told)
     finally:
         assert server.stop() == 0
@@ -342,6 +394,12 @@ def test_a_server_that_is_stopped_answers_those_who_wait_and_the_next_goes_on(tm
 def test_no_key_of_a_worker_is_shown(server: ServerProcess) -> None:
     with pytest.raises(UnauthorizedError), Client(server.url, TOKEN) as client:
         client.list_tasks()
+
+
+def _watch(url: str, task: str, seen: list[Any]) -> None:
+    with Client(url) as client, client.follow_task(task) as events:
+        for event in events:
+            seen.append(event)
 
 
 def _told(client: Client, task: str) -> list[dict[str, Any]]:

@@ -16,10 +16,12 @@ from skerry.control.registry import Registry
 from skerry.errors import (
     ArtifactNotFoundError,
     ConflictError,
+    ImageNotFoundError,
     InvalidGitUrlError,
     InvalidRequestError,
     ProviderNotConfiguredError,
     SandboxNotFoundError,
+    SnapshotNotFoundError,
     TaskNotFoundError,
 )
 from skerry.models import CreateSandbox, State
@@ -109,6 +111,22 @@ async def test_what_happens_is_told_in_order_and_to_those_who_join_late(tasks: T
     middle = live[3].id
     assert await events(tasks, row.id, middle) == live[4:]
     assert [event.id for event in live] == sorted({event.id for event in live})
+
+
+async def test_those_whom_webhooks_tell_of_a_sandbox_hear_of_the_agents_session_in_it(
+    tasks: Tasks, registry: Registry
+) -> None:
+    good = await done(tasks, SAY, {"cost": 0.5}, sandboxId="heard-of")
+    bad = await done(tasks, {"fail": "model_denied"}, sandboxId="heard-of")
+    told = [event for event in await registry.events("heard-of") if event.kind.startswith("session_")]
+    assert [(event.kind, event.details.get("code"), event.details.get("cost")) for event in told] == [
+        ("session_created", None, None),
+        ("session_message", None, 0.5),
+        ("session_created", None, None),
+        ("session_message", "model_denied", 0.0),
+    ]
+    assert [event.details["task"] for event in told] == [good.id] * 2 + [bad.id] * 2
+    assert told[0].details["session"] == good.session_id
 
 
 async def test_an_agent_that_fails_fails_its_task_with_the_code(tasks: Tasks) -> None:
@@ -225,15 +243,80 @@ async def test_a_sandbox_that_was_there_keeps_its_secrets_and_is_not_taken_for_a
     assert (await tasks.list(1)).total == before
 
 
-async def test_a_patch_that_is_too_large_is_cut_between_files(tasks: Tasks, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_of_a_patch_that_is_too_large_the_large_files_are_left_out(
+    tasks: Tasks, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("skerry.agents.changes.PATCH_LIMIT", 2000)
-    task = await done(tasks, {"run": "seq 1 100 > a; seq 1 2000 > b; echo c > c"})
+    task = await done(tasks, {"run": "seq 1 2000 > a; seq 1 100 > b; seq 1 2000 > c; echo d > d"})
     assert task.diff is not None
-    assert (task.diff.truncated, len(task.diff.files)) == (True, 3)
+    assert (task.diff.truncated, len(task.diff.files)) == (True, 4)
     patch = await tasks.patch(task.id)
-    assert patch.endswith(b"+100\n")
-    assert b"diff --git a/b" not in patch
+    assert [line for line in patch.splitlines() if line.startswith(b"diff ")] == [
+        b"diff --git a/b b/b",
+        b"diff --git a/d b/d",
+    ]
+    assert patch.count(b"\n+") == 2 + 100 + 1
     assert task.diff.size > len(patch)
+
+
+async def test_files_of_repositories_that_the_agent_made_are_in_the_diff(tasks: Tasks, repository: str) -> None:
+    commit = "git add -A && git -c user.name=x -c user.email=x@x commit -qm new"
+    work = f"""set -e; git init -q bare; echo 1 > bare/one; git init -q bare/deep; echo 2 > bare/deep/two
+        git init -q made; cd made; mkdir node_modules; echo 3 | tee three node_modules/x; {commit}; echo 4 > four"""
+    for where in ({"gitUrl": repository}, {}):  # in a repository, and where there is none
+        task = await done(tasks, {"run": work}, sandboxId="forge", directory=f"/srv/makes{len(where)}", **where)
+        assert task.diff is not None
+        paths = [file.path for file in task.diff.files]
+        assert paths == ["bare/deep/two", "bare/one", "made/four", "made/three"]
+        assert (task.diff.patch or "").count("new file mode 100644") == 4
+
+
+async def test_what_is_done_in_a_submodule_is_in_the_diff_and_what_it_brings_is_not(
+    tasks: Tasks, registry: Registry, repository: str
+) -> None:
+    await sh(
+        registry,
+        "forge",
+        f"""set -e; git clone -q {repository} /srv/whole; cd /srv/whole
+        git -c protocol.file.allow=always submodule -q add {repository} lib
+        git -c user.name=a -c user.email=a@b commit -qm lib""",
+    )
+    fetch, options = "git -c protocol.file.allow=always submodule -q update --init", {"gitUrl": "/srv/whole"}
+    first = await done(tasks, {"run": fetch}, sandboxId="forge", directory="/srv/users", **options)
+    assert first.diff is not None
+    assert (first.diff.files, first.diff.error) == ([], None)
+    edit = "mv lib/file.txt lib/renamed.txt; echo 3 >> lib/renamed.txt; echo new > lib/new; echo x > own"
+    second = await done(tasks, {"run": edit}, sandboxId="forge", directory="/srv/users", **options)
+    assert second.diff is not None
+    assert {file.path: file.status for file in second.diff.files} == {
+        "own": "added",
+        "lib/file.txt": "deleted",
+        "lib/renamed.txt": "added",
+        "lib/new": "added",
+    }
+    assert "+++ b/lib/renamed.txt\n" in (second.diff.patch or "")
+    third = await done(tasks, {"run": "rm lib/new"}, sandboxId="forge", directory="/srv/users", **options)
+    assert third.diff is not None
+    assert [(file.path, file.status) for file in third.diff.files] == [("lib/new", "deleted")]
+
+
+async def test_nothing_that_a_repository_sets_keeps_the_agents_work_out_of_the_diff(
+    tasks: Tasks, repository: str, tmp_path: Path
+) -> None:
+    work = """set -e; git config diff.noprefix true; git config diff.external false; git config color.ui always
+        git config diff.submodule log; git config diff.context 0; git config filter.lost.clean false
+        git config filter.lost.required true; echo '*.lost filter=lost' > .gitattributes; echo 1 > a.lost
+        git sparse-checkout set --no-cone file.txt; printf 'one\n2\n' > file.txt; rm -f gone; echo beside > beside"""
+    place = {"sandboxId": "forge", "gitUrl": repository, "directory": "/srv/settings/"}
+    task = await done(tasks, {"run": work}, **place)
+    assert task.diff is not None
+    assert task.diff.error is None
+    assert sorted(file.path for file in task.diff.files) == [".gitattributes", "a.lost", "beside", "file.txt"]
+    (tmp_path / "file.txt").write_text("one\ntwo\n")
+    (tmp_path / "patch").write_bytes(await tasks.patch(task.id))
+    subprocess.run("git init -q && git apply patch", shell=True, cwd=tmp_path, check=True)
+    assert (tmp_path / "file.txt").read_text() == "one\n2\n"
+    assert (tmp_path / "a.lost").read_text() == "1\n"
 
 
 async def test_a_repository_that_the_agent_broke_costs_only_the_diff(tasks: Tasks, repository: str) -> None:
@@ -243,6 +326,28 @@ async def test_a_repository_that_the_agent_broke_costs_only_the_diff(tasks: Task
     assert (task.status, task.response) == ("completed", "four")
     assert task.diff is not None
     assert "git could not compare" in (task.diff.error or "")
+
+
+async def test_a_sandbox_that_ends_under_the_agent_costs_nothing_that_was_done(
+    tasks: Tasks, registry: Registry
+) -> None:
+    row = await tasks.create(asked({"run": "mkdir artifacts; echo x | tee new artifacts/a; sleep 1000"}))
+    while "artifacts" not in await sh(registry, row.id, "ls /home/user/workspace || true"):
+        await asyncio.sleep(0.02)
+    await registry.stop(row.id)
+    task = await tasks.wait(row.id)
+    assert task.diff is not None
+    assert [file.path for file in task.diff.files] == ["artifacts/a", "new"], task.diff.error
+    assert [each.path for each in task.artifacts] == ["artifacts/a"]
+    gone = await tasks.create(asked({"run": "touch here; sleep 1000"}))
+    while "here" not in await sh(registry, gone.id, "ls /home/user/workspace || true"):
+        await asyncio.sleep(0.02)
+    await registry.destroy(gone.id)
+    lost = await tasks.wait(gone.id)
+    assert lost.diff is not None
+    assert lost.diff.error
+    with pytest.raises(SandboxNotFoundError):
+        await registry.get(gone.id)
 
 
 async def test_artifacts_are_kept_when_the_sandbox_is_gone(tasks: Tasks, repository: str) -> None:
@@ -256,6 +361,22 @@ async def test_artifacts_are_kept_when_the_sandbox_is_gone(tasks: Tasks, reposit
     assert await tasks.artifact(task.id, "artifacts/sub/x.bin") == b"a\0b"
     with pytest.raises(ArtifactNotFoundError):
         await tasks.artifact(task.id, "z")
+
+
+async def test_of_too_many_artifacts_those_that_were_named_are_kept(
+    tasks: Tasks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("skerry.agents.artifacts.COUNT", 2)
+    work = "mkdir artifacts; for n in 1 2 3; do echo $n > artifacts/$n; done; echo z > zoo"
+    task = await done(tasks, {"run": work}, artifacts=["zoo"], afterwards="destroy")
+    assert [(each.path, each.kept) for each in task.artifacts] == [
+        ("zoo", True),
+        ("artifacts/1", True),
+        ("artifacts/2", False),
+        ("artifacts/3", False),
+    ]
+    with pytest.raises(ArtifactNotFoundError, match="was not kept"):
+        await tasks.artifact(task.id, "artifacts/3")
 
 
 async def test_what_was_in_the_repository_is_no_artifact(tasks: Tasks, repository: str) -> None:
@@ -293,7 +414,10 @@ async def test_what_prepares_the_directory_is_no_change_of_the_agents(tasks: Tas
         ({"gitUrl": "https://x.test/r", "gitBranch": "--upload-pack=x"}, InvalidRequestError),
         ({"sessionId": "s"}, InvalidRequestError),
         ({"templateId": "no-such"}, InvalidRequestError),
-        ({"image": "no-such-image"}, Exception),
+        ({"image": "no-such-image"}, ImageNotFoundError),
+        ({"image": "no-such-image", "sandboxId": "not-there"}, ImageNotFoundError),
+        ({"toolboxes": ["no-such"], "sandboxId": "not-there"}, InvalidRequestError),
+        ({"snapshot": "no-such"}, SnapshotNotFoundError),
     ],
 )
 async def test_what_makes_no_sense_is_refused_and_leaves_nothing(
@@ -431,7 +555,8 @@ async def test_what_tasks_cost_is_summed_by_day(tasks: Tasks) -> None:
 async def test_a_task_whose_server_ended_goes_on_in_the_same_session(registry: Registry, agent: ScriptedAgent) -> None:
     first = Tasks(registry, {"scripted": agent})
     await first.open()
-    row = await first.create(asked({"run": "echo x >> count; test $(wc -l < count) -ge 2"}, {"hang": True}))
+    steps = [{"run": "echo x >> count; test $(wc -l < count) -ge 2"}, {"cost": 0.5}, {"hang": True}]
+    row = await first.create(asked(*steps))
     await agent.hanging.wait()
     await first.close()
     assert (await registry.tasks.get(row.id)).status == "running"  # type: ignore[union-attr]
@@ -443,13 +568,33 @@ async def test_a_task_whose_server_ended_goes_on_in_the_same_session(registry: R
         assert [session for session, _ in agent.prompts] == [agent.prompts[0][0]] * 2
         assert "The server was restarted" in agent.prompts[1][1].text
         task = await second.cancel(row.id)
-        assert task.attempts == 2
+        assert (task.attempts, task.cost, task.tokens.input) == (2, 1.0, 20), "what was spent before counts"
         said = [event.message or "" for event in await events(second, row.id)]
         assert any("takes it up again" in text for text in said)
         assert task.diff is not None
         assert "+x\n+x" in (task.diff.patch or "")
     finally:
         await second.close()
+
+
+async def test_what_ends_the_server_while_it_is_prepared_is_not_begun_for_ever(
+    registry: Registry, agent: ScriptedAgent
+) -> None:
+    tasks = Tasks(registry, {"scripted": agent})
+    await tasks.open()
+    row = await tasks.create(asked(SAY, prepare="sleep 1000", afterwards="destroy"))
+    for times in range(1, 4):
+        while [event.data.get("message") for event in await registry.tasks.events(row.id)].count("Preparing.") < times:
+            await asyncio.sleep(0.02)
+        await tasks.close()
+        tasks = Tasks(registry, {"scripted": agent})
+        await tasks.open()
+    try:
+        task = await tasks.wait(row.id)
+        assert (task.status, task.error_code, agent.prompts) == ("failed", "server_restarted", [])
+        assert "3 times" in (task.error or "")
+    finally:
+        await tasks.close()
 
 
 async def test_what_was_collected_before_the_server_ended_is_not_lost_with_the_sandbox(
@@ -506,6 +651,23 @@ async def test_a_program_that_ends_fails_its_tasks_and_does_not_take_up_others(
     found = await registry.tasks.get(row.id)
     assert found is not None
     assert (found.status, found.error_code) == ("failed", "server_restarted")
+
+
+async def test_what_a_process_beside_the_server_leaves_is_taken_up_while_the_server_runs(
+    registry: Registry, agent: ScriptedAgent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("skerry.agents.tasks.ADOPT", 0.05)
+    monkeypatch.setattr("skerry.agents.tasks.LOOK", 0.02)
+    tasks = Tasks(registry, {"scripted": agent})
+    await tasks.open()
+    try:
+        row, _ = tasks.row_of(asked(SAY, afterwards="destroy"))
+        row.runner = "a-command-that-was-killed"
+        await registry.tasks.insert(row)
+        task = await tasks.wait(row.id)
+        assert (task.status, task.response) == ("completed", "four")
+    finally:
+        await tasks.close()
 
 
 async def test_a_task_that_another_process_works_on_is_left_alone(

@@ -12,7 +12,13 @@ from skerry.agents.task_models import CreateTeam, TeamInfo
 from skerry.agents.tasks import Tasks
 from skerry.agents.teams import Teams
 from skerry.control.registry import Registry
-from skerry.errors import InvalidRequestError, QuotaExceededError, SandboxNotFoundError, TeamNotFoundError
+from skerry.errors import (
+    InvalidRequestError,
+    NotFoundError,
+    QuotaExceededError,
+    SandboxNotFoundError,
+    TeamNotFoundError,
+)
 from skerry.models import CreateSandbox, CreateSnapshot, SandboxInfo, State
 from skerry.runtime.runtime import Runtime
 from tests.agents.tasks.conftest import sh
@@ -137,11 +143,17 @@ async def test_without_sharing_each_is_prepared_by_itself(teams: Teams, registry
     assert len(born) == 2
 
 
-async def test_a_snapshot_that_was_prepared_before_is_used_and_kept(teams: Teams, registry: Registry) -> None:
+async def test_a_snapshot_that_was_prepared_before_is_used_and_kept(
+    teams: Teams, tasks: Tasks, registry: Registry
+) -> None:
     await sh(registry, "prepared", "mkdir -p /home/user/workspace; echo ready > /home/user/workspace/state")
     snapshot = await registry.snapshots.create("prepared", CreateSnapshot(name="prepared"))
     team = await done(teams, ("a", [{"run": "cat state > copy"}]), ("b", [{"say": "x"}]), snapshot="prepared")
     assert await sh(registry, team.agents[0].sandbox_id, "cat /home/user/workspace/copy") == "ready\n"
+    again = await tasks.wait((await tasks.retry(team.agents[0].id)).id)
+    assert again.diff is not None
+    assert [(file.path, file.additions) for file in again.diff.files] == [("copy", 1)]
+    assert await sh(registry, again.sandbox_id, "cat /home/user/workspace/copy") == "ready\n"
     await _settled(teams)
     assert (await registry.snapshots.get("prepared")).id == snapshot.id
     await registry.snapshots.delete("prepared", force=True)
@@ -178,6 +190,26 @@ async def test_cancelling_a_team_cancels_all_that_work(teams: Teams, agent: Scri
     assert (team.status, [each.status for each in team.agents]) == ("cancelled", ["cancelled"] * 2)
 
 
+async def test_cancelling_a_team_ends_what_it_is_prepared_with(
+    teams: Teams, tasks: Tasks, registry: Registry, agent: ScriptedAgent
+) -> None:
+    row = await teams.create(asked(("a", [{"say": "x"}]), ("b", [{"say": "x"}]), prepare="touch begun; sleep 1000"))
+    first, second = (each.id for each in (await teams.get(row.id)).agents)
+    while not (await registry.list(prefix=f"team-{row.id}-base")).sandboxes:
+        await asyncio.sleep(0.02)
+    while "begun" not in await sh(registry, f"team-{row.id}-base", "ls /home/user/workspace || true"):
+        await asyncio.sleep(0.02)
+    assert (await tasks.cancel(first)).status == "cancelled"
+    assert [each.status for each in (await teams.get(row.id)).agents] == ["cancelled", "pending"]
+    team = await teams.cancel(row.id)
+    assert (team.status, [each.error_code for each in team.agents]) == ("cancelled", ["cancelled"] * 2)
+    assert (await events(tasks, second))[-1].type == "error"
+    await _settled(teams)
+    with pytest.raises(SandboxNotFoundError):
+        await registry.get(f"team-{row.id}-base")
+    assert agent.started == []
+
+
 async def test_a_team_whose_server_ended_goes_on_and_its_snapshot_goes(
     registry: Registry, agent: ScriptedAgent
 ) -> None:
@@ -203,9 +235,14 @@ async def test_a_team_whose_server_ended_goes_on_and_its_snapshot_goes(
         await tasks.close()
 
 
-async def test_a_team_that_makes_no_sense_is_refused(teams: Teams, registry: Registry) -> None:
+async def test_a_team_that_makes_no_sense_is_refused(teams: Teams, tasks: Tasks) -> None:
     with pytest.raises(InvalidRequestError):
         await teams.create(asked(("a", [{"say": "x"}]), agent="nobody"))
+    before = (await tasks.list(1)).total
+    for odd in ({"image": "no-such"}, {"snapshot": "no-such"}, {"toolboxes": ["no-such"]}, {"env": {"A=B": "x"}}):
+        with pytest.raises((InvalidRequestError, NotFoundError)):
+            await teams.create(asked(("a", [{"say": "x"}]), ("b", [{"say": "x"}]), **odd))
+    assert (await tasks.list(1)).total == before
     with pytest.raises(TeamNotFoundError):
         await teams.get("nothing")
 

@@ -23,6 +23,7 @@ from skerry.providers.docker.machine import DockerMachine
 from skerry.providers.docker.provider import DockerProvider
 from skerry.runtime.runtime import Runtime
 from skerry.settings import Settings
+from tests.agents.sessions.conftest import SCRIPTED
 from tests.bench.engine import IMAGE, Engine, cache
 from tests.machines import nobody
 from tests.server.conftest import ServerProcess
@@ -151,7 +152,7 @@ async def machine(provider: DockerProvider) -> AsyncIterator[DockerMachine]:
 @pytest.fixture(scope="package")
 def server(settings: dict[str, object]) -> Iterator[ServerProcess]:
     home = Path(tempfile.mkdtemp(prefix="skerry-docker-server-"))
-    process = ServerProcess(home, **settings)
+    process = ServerProcess(home, first=SCRIPTED, **settings)
     yield process
     assert process.stop() == 0
     shutil.rmtree(home)

@@ -16,6 +16,7 @@ import pytest
 
 from skerry import AsyncSandbox
 from skerry.errors import FilesMissingError
+from tests.agents.sessions.conftest import Desk, put_away_and_brought_back
 from tests.bench.engine import Engine
 from tests.providers.cloudflare.test_provider import (  # noqa: F401 - the same, whatever the provider
     test_a_caller_who_leaves_ends_the_command,
@@ -188,3 +189,9 @@ async def test_a_whole_machine_is_backed_up_and_brought_back(server: ServerProce
         seen = await sandbox.exec("cat /workspace/file /etc/mine; ls /etc/debian_version")
         assert (seen.stdout, seen.exit_code) == ("mine\nconfig\n", 2)
         await sandbox.destroy()
+
+
+async def test_a_coding_session_works_in_a_container_and_goes_on_in_another(server: ServerProcess) -> None:
+    desk = Desk(None, None, server.url)  # type: ignore[arg-type]
+    async with desk.http:
+        assert await put_away_and_brought_back(desk) == "remember me"

@@ -111,6 +111,8 @@ class RunningClaudeCode:
             args += ["--append-system-prompt", prompt.system]
         if f"{HOME}/.claude/mcp.json" in self._setup.files:
             args += ["--mcp-config", f"{HOME}/.claude/mcp.json"]
+        if f"{HOME}/.claude/permissions.json" in self._setup.files:
+            args += ["--settings", f"{HOME}/.claude/permissions.json"]
         id = f"claude-{secrets.token_hex(3)}"
         request = StartProcess(
             command=PROGRAM,

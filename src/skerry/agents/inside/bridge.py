@@ -7,9 +7,7 @@ bridge may be killed at any moment; the next one takes the turn up where it is.
 from __future__ import annotations
 
 import asyncio
-import base64
 import json
-import mimetypes
 import os
 import sys
 import time
@@ -18,6 +16,7 @@ from urllib.parse import quote, urlencode
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 
+import attachment
 import ending
 import places
 from outbox import Event, Outbox
@@ -36,6 +35,10 @@ LOOK_EVERY = 1.0
 AGENT_PATIENCE = 60.0
 """Seconds that an agent whose connection broke has to answer again."""
 ABORT_PATIENCE = 10.0
+LOOK_AFTER = 20.0
+"""Seconds without a word about the prompt after which the agent is asked how it stands with it."""
+MOST_ASKED = 3
+"""How often it is given a prompt that it does not know of afterwards."""
 
 
 class Over(Exception):
@@ -74,6 +77,14 @@ class Bridge:
         self.aborting: asyncio.Task[None] | None = None
         self.others: set[asyncio.Task[None]] = set()
         self.socket: WebSocket | None = None
+        self.complained = ""
+
+    def _complain(self, error: Exception) -> None:
+        """Where somebody reads it who wonders why this sandbox does not report; once for as long as it is the same."""
+        said = f"The control plane cannot be reached: {error}"
+        if said != self.complained:
+            self.complained = said
+            print(said, file=sys.stderr, flush=True)
 
     async def run(self) -> None:
         try:
@@ -90,9 +101,11 @@ class Bridge:
                 except Refused as refused:
                     if refused.status in TERMINAL:
                         return
-                except OSError:
-                    pass
+                    self._complain(refused)
+                except OSError as error:
+                    self._complain(error)
                 else:
+                    self.complained = ""
                     began = time.monotonic()
                     try:
                         await self._attend(socket)
@@ -120,7 +133,7 @@ class Bridge:
 
     async def _attend(self, socket: WebSocket) -> None:
         self.socket = socket
-        tasks = [asyncio.ensure_future(each) for each in (self._listen(socket), self._send(socket), self._beat())]
+        tasks = [asyncio.ensure_future(each) for each in (self._listen(socket), self._send(socket), self._beat(socket))]
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
@@ -134,25 +147,41 @@ class Bridge:
             said = {**message, "sandboxId": self.sandbox, "timestamp": time.time()}
             await socket.send(json.dumps(said))
 
-    async def _beat(self) -> None:
-        """That it lives and what it is at: now and then, and at once when that changes; once that it is ready."""
-        told = None
+    async def _beat(self, socket: WebSocket) -> None:
+        """That it lives and what it is at: now and then, and at once when that changes; once that it is ready.
+
+        Of a connection that leads nowhere any more nobody may be told: who answers no ping is taken to be gone, soon
+        enough to come back before the control plane gives the sandbox up.
+        """
+        told, pinged = None, 0.0
         while True:
+            if socket.heard >= pinged:
+                pinged = time.monotonic()
+                await self._in_time(socket.ping())
+            elif time.monotonic() - pinged >= HEARTBEAT:
+                raise Closed()
             self.nudged.clear()
             phase = self._phase()
             if phase == "ready" and told != "ready":
                 await self._say({"type": "ready", "agentSession": self._agent_session(), "messageId": self._at()})
             told = phase
             status = phase if phase != "ready" or self._at() is None else "running"
-            await self._say({"type": "heartbeat", "status": status})
+            await self._in_time(self._say({"type": "heartbeat", "status": status}))
             try:
                 await asyncio.wait_for(self.nudged.wait(), HEARTBEAT)
             except asyncio.TimeoutError:
                 pass
 
+    async def _in_time(self, saying: Any) -> None:
+        try:
+            await asyncio.wait_for(saying, HEARTBEAT)
+        except asyncio.TimeoutError:
+            raise Closed() from None
+
     def _nudge(self) -> None:
         if not os.read(sys.stdin.fileno(), 4096):
-            asyncio.get_running_loop().remove_reader(sys.stdin)
+            # The supervisor is dead, and nobody would start this or the agent again. All there is to keep is on disk.
+            os._exit(1)
         self.nudged.set()
         self.fresh.set()
 
@@ -233,7 +262,7 @@ class Bridge:
         message = str(command.get("messageId"))
         if message in (self._at(), *self.state.get("done", [])):
             return  # it is said again after each loss of the connection
-        fields = ("messageId", "content", "model", "author", "attachments", "system")
+        fields = ("messageId", "content", "model", "author", "identity", "attachments", "system")
         current = {name: command[name] for name in fields if command.get(name) is not None}
         current["prompt"] = f"msg_{message_id()}"
         if self.current is not None:
@@ -244,7 +273,10 @@ class Bridge:
 
     def _keep(self, **changes: Any) -> None:
         self.state.update(changes)
-        places.write_json(places.STATE, self.state)
+        try:
+            places.write_json(places.STATE, self.state)
+        except OSError:
+            pass  # a full disk; what is in memory is right for as long as this lives
 
     def _emit(self, event: Event) -> None:
         self.outbox.add(event)
@@ -264,6 +296,8 @@ class Bridge:
             said.fail(str(error), "agent_died")
         except (Failed, OSError, asyncio.IncompleteReadError) as error:
             said.fail(str(error) or type(error).__name__, "agent_failed")
+        except Exception as error:  # noqa: BLE001 - an answer of the agent's that nobody foresaw ends its prompt, too
+            said.fail(f"The agent's answer was not understood: {type(error).__name__}: {error}", "agent_failed")
         said.flush()
         if not said.complete:
             said.fail("The agent ended its turn without saying how.", "agent_failed")
@@ -285,7 +319,7 @@ class Bridge:
                 return await self._post_mortem(session, current, turn, said)
             stream = self.agent.events("/event?" + self._where())
             try:
-                first = True
+                first, looked = True, time.monotonic()
                 async for event in stream:
                     if first:
                         # Listening comes before asking: nothing is missed in between.
@@ -293,12 +327,19 @@ class Bridge:
                         if current.get("stopped") and "generation" not in current:
                             return said.fail("It was stopped.", "aborted")
                         if "generation" not in current:
+                            await self.repository.commit_as(current.get("identity"))
                             current["generation"] = self._generation()
                             self._keep(current=current)
                             await self._ask(session, current)
                         elif resumed:
                             await self._catch_up(session, current, turn, said)
-                    said.take(turn.feed(event))
+                    told = turn.feed(event)
+                    said.take(told)
+                    if told:
+                        looked = time.monotonic()
+                    elif time.monotonic() - looked >= LOOK_AFTER:
+                        looked = time.monotonic()
+                        await self._catch_up(session, current, turn, said)
                     if turn.gave_up:
                         await self._ask_to_stop()
                     if said.complete:
@@ -314,7 +355,10 @@ class Bridge:
     async def _ask(self, session: str, current: dict[str, Any]) -> None:
         body: dict[str, Any] = {
             "messageID": current["prompt"],
-            "parts": [{"type": "text", "text": current["content"]}, *map(_part, current.get("attachments", []))],
+            "parts": [
+                {"type": "text", "text": current["content"]},
+                *map(attachment.part, current.get("attachments", [])),
+            ],
         }
         if current.get("system"):
             body["system"] = current["system"]
@@ -325,11 +369,18 @@ class Bridge:
 
     async def _catch_up(self, session: str, current: dict[str, Any], turn: Turn, said: Said) -> None:
         """What was missed, from what the agent has written down."""
-        busy = await self.agent.ask("GET", f"/session/status?{self._where()}")
+        states = await self.agent.ask("GET", f"/session/status?{self._where()}")
+        busy = not isinstance(states, dict) or session in states
         mine = await self._messages(session)
         if not _knows(mine, current["prompt"]):
+            current["asked"] = current.get("asked", 0) + 1
+            if current["asked"] > MOST_ASKED:
+                raise Failed("The agent does not take the prompt, and does not say why.")
             return await self._ask(session, current)  # killed before it could be asked
-        said.take(turn.catch_up(mine, not isinstance(busy, dict) or session in busy))
+        said.take(turn.catch_up(mine, busy))
+        current["idle"] = 0 if busy else current.get("idle", 0) + 1
+        if not said.complete and current["idle"] > 1:  # once may be a moment too soon
+            raise Failed("The agent does not work at the prompt, and does not say why.")
         try:
             questions = await self.agent.ask("GET", f"/permission?{self._where()}")
         except Failed:
@@ -441,20 +492,6 @@ class Bridge:
 
 def _knows(messages: list[dict[str, Any]], id: str) -> bool:
     return any(each["info"].get("id") == id for each in messages)
-
-
-def _part(attachment: dict[str, Any]) -> dict[str, Any]:
-    """What is attached, as the agent wants it: a file with an address, which may hold all of it."""
-    if "mime" in attachment or not ("url" in attachment or "content" in attachment):
-        return attachment  # the agent's own form
-    mime = attachment.get("mimeType") or mimetypes.guess_type(str(attachment.get("name")))[0] or "text/plain"
-    url = attachment.get("url")
-    if url is None:
-        content = str(attachment["content"])
-        if attachment.get("encoding") != "base64":
-            content = base64.b64encode(content.encode()).decode()
-        url = f"data:{mime};base64,{content}"
-    return {"type": "file", "mime": mime, "filename": str(attachment.get("name") or "attachment"), "url": url}
 
 
 def message_id() -> str:

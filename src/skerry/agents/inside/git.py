@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 from collections.abc import Mapping
 
 
@@ -17,13 +19,17 @@ async def run(words: tuple[str, ...], cwd: str, environ: Mapping[str, str], pati
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,
+            start_new_session=True,
         )
     except OSError as error:
         return 127, f"git cannot be run: {error}"
     try:
         out, _ = await asyncio.wait_for(child.communicate(), patience)
     except (asyncio.TimeoutError, asyncio.CancelledError) as ended:
-        child.kill()
+        try:
+            os.killpg(child.pid, signal.SIGKILL)  # what speaks to the forge is a process of its own
+        except ProcessLookupError:
+            pass
         await child.wait()
         if isinstance(ended, asyncio.CancelledError):
             raise

@@ -18,6 +18,8 @@ ACCESS = os.path.join(HERE, "access.json")
 """How the control plane is reached, for the agent's tools."""
 PHASE = os.path.join(HERE, "phase.json")
 """What the supervisor is at: fetching the repository, starting the agent, or through with both."""
+IDENTITY = os.path.join(HERE, "identity")
+"""A configuration of git's: who the author of the present prompt is."""
 INDEX = os.path.join(HERE, "diff.index")
 LOG = os.path.join(HERE, "agent.log")
 AGENT_SESSION = "/tmp/opencode-session-id"

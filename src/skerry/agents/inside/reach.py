@@ -11,6 +11,10 @@ LIMIT = 1 << 20
 HERE = ("127.0.0.1", "localhost")
 
 
+class NotAllowed(OSError):
+    """The sandbox's proxy does not let it go there."""
+
+
 async def reach(url: SplitResult) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     """Raises ``OSError`` where nobody answers."""
     safe = url.scheme in ("https", "wss")
@@ -45,7 +49,7 @@ async def _through(proxy: SplitResult, host: str, port: int) -> socket.socket:
             if not piece or len(answer) > LIMIT:
                 raise OSError("The sandbox's proxy does not answer.")
         if answer.split(b" ", 2)[1:2] != [b"200"]:
-            raise OSError(f"The sandbox may not reach {host}:{port}.")
+            raise NotAllowed(f"The sandbox may not reach {host}:{port}.")
     except BaseException:
         connection.close()
         raise

@@ -20,6 +20,12 @@ class Repository:
         self._base = f"origin/{branch}" if branch else "origin/HEAD"
         self._emit = emit
 
+    async def commit_as(self, identity: dict[str, str] | None) -> None:
+        """In whose name is committed from now on; None: in the session's."""
+        places.remove(places.IDENTITY)
+        for key, value in (identity or {}).items():
+            await self._git("config", "--file", places.IDENTITY, "--", f"user.{key}", value)
+
     async def push(self, branch: str) -> None:
         if branch.startswith("-"):
             return self._failed(branch, "That is no branch.")

@@ -22,11 +22,15 @@ class Said:
         self.complete = False
         self._known: Counter[str] = Counter()
         self._token: Event | None = None
-        self._content = ""
+        self._last = ("", "")
+        """Which text was said last, and how far."""
         self._at = 0.0
 
     def forget(self) -> None:
-        open(places.SAID, "w").close()
+        try:
+            open(places.SAID, "w").close()
+        except OSError:
+            pass
 
     def recall(self, outbox: Outbox) -> None:
         """After a death: what was written down, and what is in the outbox and was not written down any more."""
@@ -40,8 +44,11 @@ class Said:
 
     def _emit(self, event: Event) -> None:
         self._put(event)  # first: rather twice than never
-        with open(places.SAID, "a", encoding="utf-8") as file:
-            file.write(_key(event) + "\n")
+        try:
+            with open(places.SAID, "a", encoding="utf-8") as file:
+                file.write(_key(event) + "\n")
+        except OSError:
+            pass  # the disk is full: after a death it is said twice
 
     def take(self, events: list[Event]) -> None:
         for event in events:
@@ -62,15 +69,17 @@ class Said:
                 return
 
     def _answer(self, event: Event) -> None:
-        if event.get("content") == self._content:
+        if _text(event) == self._last:
             return
+        if self._token is not None and _text(self._token)[0] != _text(event)[0]:
+            self.flush()  # another text: the one before is not said by this one
         self._token = event
         if time.monotonic() - self._at >= TOKENS_EVERY:
             self.flush()
 
     def flush(self) -> None:
         if self._token is not None:
-            self._content, self._at = self._token["content"], time.monotonic()
+            self._last, self._at = _text(self._token), time.monotonic()
             self._emit(self._token)
             self._token = None
 
@@ -80,6 +89,10 @@ class Said:
         self._emit({"type": "error", "messageId": self.message, "error": error, "code": code})
         ended = {"type": "execution_complete", "success": False, "error": error, "code": code}
         self._emit({**ended, "messageId": self.message})
+
+
+def _text(event: Event) -> tuple[str, str]:
+    return str(event.get("textId", "")), str(event.get("content"))
 
 
 def _key(event: Event) -> str:

@@ -48,7 +48,7 @@ class Speaker:
             raise Failed(f"{method} {path} was answered with {status}: {data[:500].decode('utf-8', 'replace')}", status)
         try:
             return json.loads(data) if data.strip() else None
-        except ValueError:
+        except (ValueError, RecursionError):
             return None
 
     async def events(self, path: str) -> AsyncGenerator[Any, None]:
@@ -66,7 +66,7 @@ class Speaker:
                     elif not line and said:
                         try:
                             yield json.loads(b"\n".join(said))
-                        except ValueError:
+                        except (ValueError, RecursionError):
                             pass
                         said = []
         finally:

@@ -9,6 +9,7 @@ import os
 import signal
 import sys
 from typing import Any
+from urllib.parse import urlsplit
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 
@@ -16,6 +17,7 @@ import ending
 import git
 import places
 from outbox import Outbox
+from reach import NotAllowed, reach
 from speech import Failed, Speaker
 
 HEALTH_PATIENCE = 30.0
@@ -25,6 +27,9 @@ LONGEST_BACKOFF = 60.0
 BRIDGE_GRACE = 5.0
 AGENT_GRACE = 10.0
 GIT_PATIENCE = 600.0
+FETCH_PATIENCE = 60.0
+"""For a sandbox that was restored: it has all it needs, and somebody waits."""
+REACH_PATIENCE = 10.0
 DELIVERY_LOOKS = 40
 SETTLED = 300.0
 """After so many seconds without a death, those before are forgotten."""
@@ -132,12 +137,24 @@ class Supervisor:
         words += ["--branch", self.branch] if self.branch else []
         code, said = await self._git(*words, "--", url, self.directory, inside=False)
         if code:
-            self._tell("git_sync", status="failed", error=said[-2000:])
-            raise Fatal(f"The repository could not be cloned: {said[-2000:].strip()}")
+            said = said[-2000:].strip() + await self._not_allowed(url)
+            self._tell("git_sync", status="failed", error=said)
+            raise Fatal(f"The repository could not be cloned: {said}")
+
+    async def _not_allowed(self, url: str) -> str:
+        """What git does not tell: that nobody lets it go there."""
+        try:
+            _, writer = await asyncio.wait_for(reach(urlsplit(url)), REACH_PATIENCE)
+            writer.close()
+        except NotAllowed as error:
+            return f" {error} Allow it in the session's egress."
+        except (OSError, asyncio.TimeoutError):
+            pass
+        return ""
 
     async def _fetch(self) -> None:
         words = ["fetch", "--quiet", "origin"] + ([self.branch] if self.branch else [])
-        code, said = await self._git(*words)
+        code, said = await self._git(*words, patience=FETCH_PATIENCE if self.restored else GIT_PATIENCE)
         if code:
             self._tell("warning", message=f"The repository could not be fetched: {said[-1000:].strip()}")
 
@@ -149,16 +166,21 @@ class Supervisor:
             self._tell("warning", message=f"The work could not be rebased onto {base}; it is as it was.")
 
     async def _identity(self) -> None:
-        """As arguments, never as text for a shell: a name may hold anything."""
-        for key, value in (
-            ("user.name", self.config.get("gitUserName")),
-            ("user.email", self.config.get("gitUserEmail")),
+        """As arguments, never as text for a shell: a name may hold anything. Without any, git commits nothing."""
+        for key, value, otherwise in (
+            ("user.name", self.config.get("gitUserName"), "Skerry"),
+            ("user.email", self.config.get("gitUserEmail"), "agent@skerry.invalid"),
         ):
-            if value:
-                await self._git("config", "--global", key, value, inside=False)
+            known = await self._git("config", "--get", key, inside=False)
+            if value or known[0]:
+                await self._git("config", "--global", "--", key, value or otherwise, inside=False)
+        _, included = await self._git("config", "--global", "--get-all", "include.path", inside=False)
+        if places.IDENTITY not in included.split():
+            # Behind the others, so that it counts: the author of a prompt, who changes.
+            await self._git("config", "--global", "--add", "include.path", places.IDENTITY, inside=False)
 
-    async def _git(self, *words: str, inside: bool = True) -> tuple[int, str]:
-        return await git.run(words, self.directory if inside else "/", self.environ, GIT_PATIENCE)
+    async def _git(self, *words: str, inside: bool = True, patience: float = GIT_PATIENCE) -> tuple[int, str]:
+        return await git.run(words, self.directory if inside else "/", self.environ, patience)
 
     # -- the agent -----------------------------------------------------------------------------------------------------
 

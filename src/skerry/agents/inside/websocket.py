@@ -7,6 +7,7 @@ import base64
 import hashlib
 import os
 import struct
+import time
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -37,6 +38,11 @@ class WebSocket:
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader, self._writer = reader, writer
         self._sending = asyncio.Lock()
+        self.heard = time.monotonic()
+        """When the other side was heard last, be it that it answered a ping."""
+
+    async def ping(self) -> None:
+        await self._frame(_PING, b"")
 
     async def send(self, text: str) -> None:
         await self._frame(_TEXT, text.encode())
@@ -94,6 +100,7 @@ class WebSocket:
 
     async def _next(self) -> tuple[bool, int, bytes]:
         first, second = await self._reader.readexactly(2)
+        self.heard = time.monotonic()
         length = second & 0x7F
         if length == 126:
             (length,) = struct.unpack("!H", await self._reader.readexactly(2))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
+import re
 import time
 from collections.abc import AsyncGenerator
 from typing import Any, Literal
@@ -15,8 +17,10 @@ from pydantic import TypeAdapter
 from skerry.agents.contract import Prompt, Setup
 from skerry.agents.http import Http, HttpFailed
 from skerry.agents.models import AgentEvent
+from skerry.agents.opencode.spacing import Spacing
 from skerry.agents.opencode.turn import Json, Turn, message_id
 from skerry.errors import (
+    AgentConfigError,
     AgentDiedError,
     AgentError,
     AgentSessionNotFoundError,
@@ -40,6 +44,7 @@ SEND_FOR = 30.0
 """Seconds that a prompt is tried to be sent, while the program runs and does not answer."""
 STOP_GRACE = 5000.0
 
+_SESSION = re.compile(r"ses_[A-Za-z0-9]+")
 _EVENT: TypeAdapter[AgentEvent] = TypeAdapter(AgentEvent)
 
 
@@ -67,6 +72,13 @@ class RunningOpenCode:
     def alive(self) -> bool:
         return not self._process.ended.is_set()
 
+    async def lives(self) -> bool:
+        """It may take a moment until a process that has closed its sockets is known to have ended."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(0.5):
+                await self._process.ended.wait()
+        return self.alive
+
     async def health(self) -> str:
         if not self.alive:
             raise self._died()
@@ -90,7 +102,16 @@ class RunningOpenCode:
             await asyncio.sleep(0.2)
 
     async def require_session(self, session: str) -> None:
+        if not _SESSION.fullmatch(session):  # what does not look like one is a fault of the server to OpenCode
+            raise _unknown()
         await self._ask("GET", f"/session/{quote(session, safe='')}")
+
+    async def check(self) -> None:
+        """That it takes its settings and files. It starts all the same, and then refuses whatever it is asked for."""
+        try:
+            await self._ask("GET", "/config")
+        except AgentUnreadyError as error:
+            log.info("OpenCode did not say whether it takes its settings", reason=error.message)
 
     async def messages(self, session: str) -> list[dict[str, Any]]:
         """Every message of a session with its parts, as OpenCode has them."""
@@ -126,7 +147,7 @@ class RunningOpenCode:
                             yield event
             except HttpFailed as error:
                 # The stream was cut. Either OpenCode is gone, or there is more to hear.
-                if not await self._lives():
+                if not await self.lives():
                     for event in turn.end(self._died().message, "agent_died"):
                         yield event
                 elif not sent and time.monotonic() - began > SEND_FOR:
@@ -142,11 +163,12 @@ class RunningOpenCode:
         """What the stream says of the turn, until that is over; now and then what it should have said is asked for."""
         coming: asyncio.Task[Json] | None = None
         died = asyncio.ensure_future(self._process.ended.wait())
-        looked = time.monotonic()
+        looked, spacing = time.monotonic(), Spacing()
         try:
             while not turn.over:
                 coming = coming or asyncio.ensure_future(anext(stream))
-                await asyncio.wait({coming, died}, timeout=LOOK_AFTER, return_when=asyncio.FIRST_COMPLETED)
+                patience = LOOK_AFTER if spacing.due is None else spacing.due
+                await asyncio.wait({coming, died}, timeout=patience, return_when=asyncio.FIRST_COMPLETED)
                 told: list[Json] = []
                 if coming.done():
                     told, coming = turn.feed(coming.result()), None
@@ -160,8 +182,12 @@ class RunningOpenCode:
                 if turn.gave_up:
                     with contextlib.suppress(AgentError):
                         await self.abort(turn.session)
-                for event in told:
+                for event in spacing.let(told):
                     yield event
+        except HttpFailed:
+            for event in spacing.rest():
+                yield event
+            raise
         finally:
             died.cancel()
             if coming is not None:
@@ -190,6 +216,9 @@ class RunningOpenCode:
     async def answer(self, permission: str, reply: Literal["once", "always", "reject"]) -> None:
         await self._ask("POST", f"/permission/{quote(permission, safe='')}/reply", {"reply": reply})
 
+    async def authorize(self, provider: str, key: str) -> None:
+        await self._ask("PUT", f"/auth/{quote(provider, safe='')}", {"type": "api", "key": key})
+
     async def abort(self, session: str) -> None:
         await self._ask("POST", f"/session/{quote(session, safe='')}/abort")
 
@@ -208,25 +237,40 @@ class RunningOpenCode:
             if not self.alive:
                 raise self._died() from error
             if error.status == 404:
-                raise AgentSessionNotFoundError("OpenCode does not know this session, message or question.") from error
+                raise _unknown() from error
+            if error.status == 400 and (wrong := _wrong_settings(error)) is not None:
+                raise wrong from error
             if error.status is None or error.status >= 500:
                 raise AgentUnreadyError(
                     f"OpenCode did not do as it was asked: {error}", details=_said(error)
                 ) from error
             raise AgentError(f"OpenCode refused: {error}", details=_said(error)) from error
 
-    async def _lives(self) -> bool:
-        """It may take a moment until a process that has closed its sockets is known to have ended."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(0.5):
-                await self._process.ended.wait()
-        return self.alive
-
     def _died(self) -> AgentDiedError:
         info = self._process.info
         why = info.error or f"It ended with status {info.exit_code}."
         said = self._process.said[-1000:].decode(errors="replace")
         return AgentDiedError(f"OpenCode has died. {why}", details={"process": info.id, "said": said})
+
+
+def _unknown() -> AgentSessionNotFoundError:
+    return AgentSessionNotFoundError("OpenCode does not know this session, message or question.")
+
+
+def _wrong_settings(error: HttpFailed) -> AgentConfigError | None:
+    """What OpenCode has to say against its settings, or against a file of them, if that is why it refuses."""
+    try:
+        said = json.loads(error.body)
+        name, data = str(said["name"]), said["data"]
+        place = str(data["path"])
+        if not name.startswith("Config"):
+            return None
+        issues = [f"{'.'.join(map(str, issue['path']))}: {issue['message']}" for issue in data.get("issues") or ()]
+    except (ValueError, LookupError, TypeError, AttributeError):
+        return None
+    where = "its configuration" if place == SETTINGS else place
+    why = "; ".join(issues) or str(data.get("message") or name)
+    return AgentConfigError(f"OpenCode does not take {where}: {why[:1000]}.", details={"path": place})
 
 
 def _said(error: HttpFailed) -> dict[str, Any]:

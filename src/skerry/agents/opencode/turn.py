@@ -15,6 +15,7 @@ Json = dict[str, Any]
 
 MOST_RETRIES = 10
 """How often OpenCode asks a model that fails; it would do so for ever, longer apart each time."""
+_TIMED_OUT = "The operation timed out."
 _TOOL_STATES = ("pending", "running", "completed", "error")
 
 
@@ -45,6 +46,8 @@ class Turn:
         self._parts: dict[str, Json] = {}
         self._order: dict[str, list[str]] = {}
         self._told: set[tuple[str, str]] = set()
+        self._said: dict[str, str] = {}
+        """What was told of each message's text: two of them may begin alike, or be the same."""
         self._caught_up: set[str] = set()
         """Texts that were read while they were being written: what is added may be in them already."""
         self._failure: Json | None = None
@@ -143,10 +146,10 @@ class Turn:
             self._order.setdefault(message, []).append(id)
         self._parts[id] = {**part, "text": str(part.get("text") or "")}
         text = "".join(self._parts[other]["text"] for other in self._order[message])
-        if not text or text == self.text:
+        if not text or text == self._said.get(message):
             return []
-        self.text = text
-        return [self._event("token", content=text)]
+        self.text = self._said[message] = text
+        return [self._event("token", content=text, textId=message)]
 
     def _tool(self, part: Json) -> list[Json]:
         state = part.get("state") or {}
@@ -271,10 +274,12 @@ def _failure(error: Json) -> Json:
         return {"error": unreachable(message), "code": "model_unreachable"}
     if name == "ProviderAuthError" or data.get("statusCode") in (401, 403):
         return {"error": f"The model refused the key: {message}", "code": "model_denied"}
-    if name == "APIError" or name in ("MessageOutputLengthError", "ContextOverflowError"):
+    # The last is what is said of a model that takes longer than its provider's `timeout`.
+    if name in ("APIError", "MessageOutputLengthError", "ContextOverflowError") or message == _TIMED_OUT:
         return {"error": f"The model failed: {message}", "code": "model_failed"}
     if message.startswith("Model not found"):
         message = f"{message} If it is the right one, there is no key for its provider on the server."
+        return {"error": message, "code": "model_unknown"}
     return {"error": message, "code": "agent_failed"}
 
 

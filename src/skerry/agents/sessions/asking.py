@@ -18,7 +18,20 @@ class Asking:
     def __init__(self, push_patience: float, say: Say) -> None:
         self._pushes = Awaited(push_patience)
         self._answers = Awaited(ANSWER_PATIENCE)
+        self._sandbox = Awaited(push_patience)
         self._say = say
+
+    async def sandbox(self, bring: Callable[[], Awaitable[None]]) -> None:
+        """Have it brought back, and wait until it can be told something."""
+        try:
+            await self._sandbox.wait("", bring)
+        except TimeoutError:
+            message = f"The session's sandbox was not back within {self._sandbox.patience:g} seconds."
+            raise PushFailedError(message, hint="Try again.") from None
+
+    def sandbox_came(self, error: SkerryError | None = None) -> None:
+        """Or could not come, and why."""
+        self._sandbox.settle("", "" if error is None else error)
 
     async def push(self, branch: str) -> str:
         """The commit that was pushed."""
@@ -33,6 +46,11 @@ class Asking:
                 f"Branch {branch!r} was not pushed within {self._pushes.patience:g} seconds.", hint="Try again."
             ) from None
 
+    async def push_again(self) -> None:
+        """To a bridge that may not have heard it, because the connection was lost. To push twice does no harm."""
+        for branch in self._pushes.awaited():
+            await self._say({"type": "push", "branchName": branch})
+
     async def answer(self, permission: str, reply: PermissionReply, by: str) -> None:
         async def ask() -> None:
             await self._say({"type": "answer", "permissionId": permission, "reply": reply, "author": by})
@@ -46,7 +64,7 @@ class Asking:
         """What the bridge says of it."""
         error = str(event.get("error", ""))
         branch, permission = str(event.get("branchName")), str(event.get("permissionId"))
-        match event["type"]:
+        match event.get("type"):
             case "push_complete":
                 self._pushes.settle(branch, str(event.get("sha", "")))
             case "push_error":
@@ -94,6 +112,10 @@ class Awaited:
         except TimeoutError:
             self._waiting.pop(key, None)
             raise
+
+    def awaited(self) -> list[str]:
+        """What is waited for."""
+        return list(self._waiting)
 
     def settle(self, key: str, outcome: str | SkerryError) -> None:
         future = self._waiting.pop(key, None)

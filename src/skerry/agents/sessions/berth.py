@@ -9,6 +9,7 @@ from contextvars import Context
 from typing import Any, Protocol
 
 from skerry.agents.sessions import life, tokens
+from skerry.agents.sessions.journal import clean
 from skerry.agents.sessions.keeping import Keeping
 from skerry.agents.sessions.life import Box, Times
 from skerry.agents.sessions.models import SandboxStatus
@@ -86,10 +87,19 @@ class Berth:
         return self.line is not None and self._state.sandbox_status in life.THERE
 
     @property
-    def ended(self) -> bool:
-        """Whether the sandbox that was started is not there any more."""
+    def ended(self) -> str | None:
+        """Why the sandbox that was started is of no use any more, if so."""
         attended = self.attendance
-        return attended is not None and self._registry.look(attended.sandbox) is not attended.runtime
+        if attended is None:
+            return None
+        if self._registry.look(attended.sandbox) is not attended.runtime:
+            return "The sandbox has ended."
+        return attended.left
+
+    @property
+    def complaint(self) -> str:
+        """What is wrong, in the words of what runs in it."""
+        return "" if self.attendance is None else self.attendance.complaint
 
     # -- the bridge ----------------------------------------------------------------------------------------------------
 
@@ -144,7 +154,7 @@ class Berth:
         """Repository and agent are there; ``agent_session`` is the agent's own name for what it remembers."""
         state = self._state
         if agent_session is not None and agent_session != state.row.agent_session:
-            await state.set(agent_session=agent_session[:200])
+            await state.set(agent_session=clean(agent_session[:200]))
             self.note("session_created", "The agent's session was begun.", {"agentSession": state.row.agent_session})
         if state.sandbox_status in life.COMING:
             await state.set(sandbox_status=SandboxStatus.READY.value, failures=0, failed_at=None, error=None)
@@ -227,7 +237,10 @@ class Berth:
     async def leave(self, reason: str, *, keep: bool) -> None:
         """Keep what is in it, send the bridge away, and destroy it."""
         state, kept = self._state, True
-        if keep and state.sandbox is not None and self.keeping.possible:
+        if keep and not self.keeping.possible:
+            message = "This provider has no snapshots: what was not pushed is gone with the sandbox."
+            state.hub.tell({"type": "sandbox_warning", "message": message})
+        elif keep and state.sandbox is not None:
             stale = state.sandbox_status is SandboxStatus.STALE
             kept = await self.keeping.keep("heartbeat_timeout" if stale else "inactivity")
         line, self.line = self.line, None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cached_property
 from typing import Any, Protocol
 from urllib.parse import quote, urlsplit
@@ -14,6 +16,8 @@ from skerry.models import Secret
 from skerry.settings import Settings
 
 PATIENCE = 30.0
+PAGE = 100
+MOST_PAGES = 20
 
 
 class Forge(Protocol):
@@ -52,6 +56,7 @@ class GitHub:
             base_url=self._url,
             timeout=PATIENCE,
             trust_env=True,
+            follow_redirects=True,  # a repository that has another name now; the token is not taken along elsewhere
             headers={"Accept": "application/vnd.github+json", "User-Agent": "skerry"},
         )
 
@@ -71,11 +76,19 @@ class GitHub:
     async def repositories(self, token: str | None) -> list[Repository]:
         if token is None:
             return []
-        found = await self._ask("GET", "/user/repos?per_page=100&sort=pushed", token)
-        return [_repository(each) for each in found]
+        found: list[Repository] = []
+        for page in range(1, MOST_PAGES + 1):
+            said = await self._ask("GET", f"/user/repos?per_page={PAGE}&sort=pushed&page={page}", token)
+            with _understanding():
+                found += [_repository(each) for each in said]
+            if len(said) < PAGE:
+                break
+        return found
 
     async def repository(self, owner: str, name: str, token: str | None) -> Repository:
-        return _repository(await self._ask("GET", f"/repos/{quote(owner)}/{quote(name)}", token))
+        said = await self._ask("GET", f"/repos/{quote(owner)}/{quote(name)}", token)
+        with _understanding():
+            return _repository(said)
 
     async def open_pull_request(
         self, owner: str, name: str, *, head: str, base: str, title: str, body: str, draft: bool, token: str
@@ -83,30 +96,64 @@ class GitHub:
         place = f"/repos/{quote(owner)}/{quote(name)}/pulls"
         wanted = {"title": title, "body": body, "head": head, "base": base, "draft": draft}
         query = f"?state=open&head={quote(owner)}:{quote(head, safe='')}&base={quote(base, safe='')}"
-        there = await self._ask("GET", place + query, token)
-        made = there[0] if there else await self._ask("POST", place, token, wanted)
-        return PullRequest(
-            number=made["number"], url=made["html_url"], head_branch=head, base_branch=base, state=made["state"]
-        )
+        made = _first(await self._ask("GET", place + query, token))
+        if made is None:
+            try:
+                made = await self._ask("POST", place, token, wanted)
+            except InvalidRequestError:
+                # Perhaps because somebody else, the agent for one, has just opened it.
+                made = _first(await self._ask("GET", place + query, token))
+                if made is None:
+                    raise
+        with _understanding():
+            return PullRequest(
+                number=made["number"], url=made["html_url"], head_branch=head, base_branch=base, state=made["state"]
+            )
 
     async def _ask(self, method: str, path: str, token: str | None, body: Any = None) -> Any:
         headers = {} if token is None else {"Authorization": f"Bearer {token}"}
         try:
             answer = await self._http.request(method, path, json=body, headers=headers)
-            said = answer.json() if answer.content else None
         except (httpx.HTTPError, ValueError) as error:
             raise ForgeError(f"The forge cannot be asked ({type(error).__name__}).", hint="Try again.") from None
+        try:
+            said = answer.json()
+        except ValueError:
+            said = None  # a page, as what stands before a forge has for its errors
         if answer.status_code == 404:
             raise RepositoryNotFoundError("The forge has no such repository, or it is not to be seen with this token.")
         if answer.status_code == 422:
             raise InvalidRequestError(f"The forge refused: {_message(said)}.")
+        if answer.status_code in (401, 403):
+            hint = "Is the token still good, and may it do this? There may also be a limit on how often it asks."
+            raise ForgeError(f"The forge answered with {answer.status_code}: {_message(said)}.", hint=hint)
         if answer.is_error:
-            raise ForgeError(f"The forge answered with {answer.status_code}: {_message(said)}.")
+            raise ForgeError(f"The forge answered with {answer.status_code}: {_message(said)}.", hint="Try again.")
         return said
 
 
+@contextmanager
+def _understanding() -> Iterator[None]:
+    try:
+        yield
+    except (KeyError, TypeError, ValueError, AttributeError):
+        raise ForgeError(
+            "The forge's answer is not one of GitHub's API.", hint="Does SKERRY_FORGE_URL name an API?"
+        ) from None
+
+
+def _first(said: Any) -> Any:
+    return said[0] if isinstance(said, list) and said else None
+
+
 def _message(said: Any) -> str:
-    return str(said.get("message", ""))[:300] if isinstance(said, dict) else ""
+    """What it says is wrong; the point of it is often in the list below."""
+    if not isinstance(said, dict):
+        return ""
+    errors = said.get("errors")
+    listed = errors if isinstance(errors, list) else []
+    more = [each.get("message") if isinstance(each, dict) else each for each in listed]
+    return ": ".join(str(each) for each in (said.get("message"), *more) if each)[:500].rstrip(".")
 
 
 def _repository(said: dict[str, Any]) -> Repository:

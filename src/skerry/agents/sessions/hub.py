@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from typing import Any
 
 from skerry.control.session_rows import ParticipantRow
@@ -10,6 +11,7 @@ from skerry.control.session_rows import ParticipantRow
 Message = dict[str, Any]
 
 MOST_WAITING = 2000
+MOST_CHARACTERS = 32 * 2**20
 
 
 class Client:
@@ -21,16 +23,22 @@ class Client:
         self.status = "active"
         self.cursor: dict[str, Any] | None = None
         self.behind = asyncio.Event()
-        self._waiting: asyncio.Queue[Message] = asyncio.Queue(MOST_WAITING)
+        self._waiting: asyncio.Queue[tuple[Message, str]] = asyncio.Queue(MOST_WAITING)
+        self._characters = 0
 
-    def say(self, message: Message) -> None:
-        try:
-            self._waiting.put_nowait(message)
-        except asyncio.QueueFull:
+    def say(self, message: Message, text: str | None = None) -> None:
+        """``text`` is the message as it goes over the wire, where somebody has it already."""
+        text = _written(message) if text is None else text
+        if self._waiting.full() or self._characters + len(text) > MOST_CHARACTERS:
             self.behind.set()
+            return
+        self._characters += len(text)
+        self._waiting.put_nowait((message, text))
 
-    async def next(self) -> Message:
-        return await self._waiting.get()
+    async def next(self) -> tuple[Message, str]:
+        message, text = await self._waiting.get()
+        self._characters -= len(text)
+        return message, text
 
     def shown(self) -> Message:
         who = self.participant
@@ -73,6 +81,11 @@ class Hub:
             client.behind.set()
 
     def tell(self, message: Message, but: Client | None = None) -> None:
+        text = _written(message) if self._clients else ""
         for client in self._clients:
             if client is not but:
-                client.say(message)
+                client.say(message, text)
+
+
+def _written(message: Message) -> str:
+    return json.dumps(message, separators=(",", ":"), ensure_ascii=False)

@@ -14,6 +14,10 @@ from skerry.agents.sessions.hub import Hub
 from skerry.control.session_rows import TRIMMED, EventRow, SessionRows
 
 LARGEST_EVENT = 4 * 2**20
+LARGEST_OF_TRUNCATED = 1000
+"""Of an event that is too large, what is shorter than so many characters is kept: of what it was, and how it ended."""
+DEEPEST = 64
+"""Levels of lists and objects in each other; who reads it back may not get further than some hundred."""
 KEPT_WHEN_TRIMMED = 0.9
 """Of what is kept at most, so that not every event trims."""
 _ENVELOPE = ("id", "type", "sandboxId", "timestamp")
@@ -39,12 +43,14 @@ class Journal:
     def row(self, kind: str, message: dict[str, Any]) -> EventRow:
         """What a sandbox says, as it is kept."""
         about = message.get("messageId")
-        data = {name: value for name, value in message.items() if name not in _ENVELOPE}
+        data = clean({name: value for name, value in message.items() if name not in _ENVELOPE})
         if len(json.dumps(data)) > LARGEST_EVENT:
-            data = {"messageId": about, "truncated": True, "success": bool(data.get("success"))}
+            short = {name: each for name, each in data.items() if len(json.dumps(each)) < LARGEST_OF_TRUNCATED}
+            data = {**dict(list(short.items())[:100]), "truncated": True}
         kind = kind if kind != TRIMMED else "unknown"
-        id = str(message["id"])[:200]
-        return EventRow(self._session, id, kind[:100], str(about)[:200] if about else None, clean(data))
+        id = clean(str(message["id"])[:200])
+        about = clean(str(about)[:200]) if about else None
+        return EventRow(self._session, id, clean(kind[:100]), about, data)
 
     async def add(self, row: EventRow) -> EventRow | None:
         """As it is kept; None if it was there already."""
@@ -72,14 +78,16 @@ class Journal:
         return events > self._bounds.events or bytes > self._bounds.bytes
 
 
-def clean(value: Any) -> Any:
-    """Without what no database holds: the agent's tools may print anything."""
+def clean(value: Any, depth: int = DEEPEST) -> Any:
+    """Without what no database holds and nobody reads back: the agent's tools may print anything."""
     if isinstance(value, str):
         return value.replace("\0", "\N{REPLACEMENT CHARACTER}").encode("utf-8", "replace").decode()
+    if isinstance(value, dict | list) and not depth:
+        return "…"
     if isinstance(value, dict):
-        return {clean(str(key)): clean(each) for key, each in value.items()}
+        return {clean(str(key)): clean(each, depth - 1) for key, each in value.items()}
     if isinstance(value, list):
-        return [clean(each) for each in value]
+        return [clean(each, depth - 1) for each in value]
     if isinstance(value, float) and value - value != 0:
         return None
     return value

@@ -2,19 +2,46 @@
 
 from __future__ import annotations
 
+import json
+from base64 import b64decode
 from datetime import datetime
 from enum import StrEnum
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, SecretStr
+from pydantic import AfterValidator, Field, SecretStr
 
-from skerry.agents.models import AgentConfig
+from skerry.agents.models import AgentConfig, Model
 from skerry.models import EgressMode, EgressPolicy, EnvVars, Limits, Request, Result, SandboxRef, Secrets
 
 Content = Annotated[str, Field(min_length=1, max_length=1_000_000)]
 Branch = Annotated[str, Field(pattern=r"^[A-Za-z0-9_](?:[A-Za-z0-9._/-]{0,198}[A-Za-z0-9_-])?$")]
 """What git takes as a branch and no program takes for an option; ``..`` and the like are left to git to refuse."""
+ModelName = Annotated[Model, Field(pattern=r"^[^/\s]+/\S+$", max_length=200, description="provider/model.")]
 RepoWord = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-][A-Za-z0-9_.-]{0,99}$")]
+
+
+def _attachment(given: dict[str, Any]) -> dict[str, Any]:
+    """Refused here and not by the agent, which gets it when its turn has come."""
+    if given.get("type", "file") not in ("file", "text", "agent", "subtask"):
+        raise ValueError("is of no type that OpenCode knows: file, text, agent or subtask")
+    if "type" not in given and not isinstance(given.get("url", given.get("content")), str):
+        raise ValueError("has neither a `url` nor `content`")
+    if given.get("encoding") == "base64":
+        b64decode(str(given.get("content")), validate=True)
+    return given
+
+
+def _together(given: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    if sum(len(json.dumps(each)) for each in given) > LARGEST_ATTACHMENTS:
+        raise ValueError(f"are more than {LARGEST_ATTACHMENTS >> 20} MiB together")
+    return given
+
+
+LARGEST_ATTACHMENTS = 32 * 2**20
+"""As JSON: the bridge has to take them in one message, which it would otherwise be sent again and again."""
+Attachments = Annotated[
+    list[Annotated[dict[str, Any], AfterValidator(_attachment)]], Field(max_length=50), AfterValidator(_together)
+]
 
 
 class SessionStatus(StrEnum):
@@ -53,7 +80,7 @@ class CreateSession(Request):
     repo_owner: RepoWord | None = None
     repo_name: RepoWord | None = None
     branch: Branch | None = Field(None, description="The branch to begin from; the repository's own unless given.")
-    model: str | None = Field(None, max_length=200, description="provider/model.")
+    model: ModelName | None = None
     git_user_name: str | None = Field(None, max_length=200)
     git_user_email: str | None = Field(None, max_length=200)
     github_token: SecretStr | None = Field(
@@ -73,9 +100,9 @@ class CreateSession(Request):
 class SendPrompt(Request):
     content: Content
     author: str | None = Field(None, max_length=200)
-    model: str | None = Field(None, max_length=200)
+    model: ModelName | None = None
     source: str = Field("api", max_length=50)
-    attachments: list[dict[str, Any]] = Field(default_factory=list, max_length=50)
+    attachments: Attachments = Field(default_factory=list)
 
 
 class AnswerPermission(Request):
@@ -87,6 +114,9 @@ class AnswerPermission(Request):
 class AddParticipant(Request):
     user: str = Field(min_length=1, max_length=200)
     name: str | None = Field(None, max_length=200)
+    email: str | None = Field(
+        None, max_length=200, description="With it, what is committed for their prompts is committed in their name."
+    )
     github_token: SecretStr | None = None
 
 
@@ -189,6 +219,7 @@ class ParticipantInfo(Result):
     id: str
     user: str
     name: str | None
+    email: str | None = None
     role: Literal["owner", "member"]
     joined_at: datetime
 
@@ -242,8 +273,8 @@ class Subscribe(Request):
 class ClientPrompt(Request):
     type: Literal["prompt"]
     content: Content
-    model: str | None = Field(None, max_length=200)
-    attachments: list[dict[str, Any]] = Field(default_factory=list, max_length=50)
+    model: ModelName | None = None
+    attachments: Attachments = Field(default_factory=list)
 
 
 class ClientStop(Request):

@@ -21,14 +21,14 @@ from skerry.agents.sessions.asking import Asking, not_asked
 from skerry.agents.sessions.behalf import on_behalf_of
 from skerry.agents.sessions.berth import Berth, Line
 from skerry.agents.sessions.hub import Hub
-from skerry.agents.sessions.journal import Bounds, Journal
+from skerry.agents.sessions.journal import Bounds, Journal, clean
 from skerry.agents.sessions.life import Times
 from skerry.agents.sessions.models import MessageStatus, PermissionReply, SandboxStatus, SessionStatus
 from skerry.agents.sessions.spawner import Attendance, Spawner
 from skerry.agents.sessions.state import State
 from skerry.control.registry import Registry
 from skerry.control.session_rows import EventRow, MessageRow, SessionRow, SessionRows
-from skerry.errors import ConflictError, PushFailedError, SkerryError
+from skerry.errors import ConflictError, PushFailedError, SessionArchivedError, SkerryError
 from skerry.models import now
 
 log = structlog.get_logger(__name__)
@@ -70,6 +70,8 @@ class Session:
         self._timer: asyncio.TimerHandle | None = None
         self._closed = False
         self.used_at = time.monotonic()
+        self.opening = asyncio.Lock()
+        """Held by who opens a pull request: two at once are to find the same."""
 
     # -- what is known -------------------------------------------------------------------------------------------------
 
@@ -112,13 +114,23 @@ class Session:
         return position
 
     async def stop(self) -> bool:
-        """Stop what is being worked at; whether something was."""
+        """Stop what is being worked at, or would be if there were a sandbox; whether there was something."""
         message = await self._rows.processing(self.id)
+        if message is None:
+            return not self._berth.useful and await self._stop_next()
+        self._stopping = message.id
+        self.touch()
+        await self._berth.say({"type": "stop", "messageId": message.id})
+        return True
+
+    async def _stop_next(self) -> bool:
+        """The one that waits for the sandbox, which may take long to come and may never."""
+        message = await self._rows.take_next(self.id)
         if message is None:
             return False
         self._stopping = message.id
         self.touch()
-        await self._berth.say({"type": "stop", "messageId": message.id})
+        await self._give_up("It was stopped.")
         return True
 
     async def answer(self, permission: str, reply: PermissionReply, by: str) -> None:
@@ -133,16 +145,28 @@ class Session:
     def warm(self) -> None:
         """Somebody types: there will be a prompt soon."""
         self.touch()
+        if self.row.status == SessionStatus.ARCHIVED:
+            return
         if self._berth.line is None and not self._berth.starting:
             self._wanted = True
             self.hub.tell({"type": "sandbox_warming"})
             self.kick()
 
     async def push(self, branch: str) -> str:
-        if not self._berth.useful:
-            raise PushFailedError("The session has no sandbox just now.", hint="Send a prompt first.")
+        """Push what is committed; the commit. A sandbox that was put away is brought back for it."""
         self.touch()
+        if not self._berth.useful:
+            await self._asking.sandbox(self._bring_back)
         return await self._asking.push(branch)
+
+    async def _bring_back(self) -> None:
+        if self.row.status == SessionStatus.ARCHIVED:
+            raise SessionArchivedError("The session is archived.", hint="Unarchive it first.")
+        kept = self.row.snapshot is not None and self._berth.keeping.possible
+        if not (kept or self._berth.live):
+            raise PushFailedError("The session has no sandbox just now.", hint="Send a prompt first.")
+        self._wanted = True
+        self.kick()
 
     async def set_status(self, status: SessionStatus) -> None:
         await self._state.set_status(status)
@@ -152,8 +176,9 @@ class Session:
         self.row.active_at = self._clock()
 
     def put_away(self, reason: str) -> None:
-        """Stop the sandbox, keeping what is in it."""
-        self._end(SandboxStatus.STOPPED, reason)
+        """Stop the sandbox, if there is one, keeping what is in it."""
+        if self._berth.live or self._berth.starting:
+            self._end(SandboxStatus.STOPPED, reason)
 
     # -- what the sandbox says -----------------------------------------------------------------------------------------
 
@@ -162,6 +187,8 @@ class Session:
         if await self._berth.attach(line, sandbox):
             self._sent = None
             self.kick()
+            if self._berth.useful:
+                await self._asking.push_again()
 
     def detach(self, line: Line) -> None:
         """The connection is gone; the sandbox may come back."""
@@ -234,7 +261,7 @@ class Session:
 
     async def failed(self, error: str) -> None:
         """The supervisor says that the sandbox is of no use."""
-        self._end(SandboxStatus.FAILED, error)
+        self._end(SandboxStatus.FAILED, clean(error))  # in it is what programs have printed
 
     # -- time ----------------------------------------------------------------------------------------------------------
 
@@ -244,10 +271,12 @@ class Session:
         box = self._berth.box
         if self._ending is not None:
             return
-        if self._berth.ended:
-            return self._end(SandboxStatus.STALE, "The sandbox has ended.")
+        if (reason := self._berth.ended) is not None:
+            # What ends before it is ready has failed to start, and counts as that.
+            return self._end(SandboxStatus.FAILED if self.status in life.COMING else SandboxStatus.STALE, reason)
         if life.late(box, now, self._times):
-            return self._end(SandboxStatus.FAILED, f"The sandbox did not report within {self._times.stuck:g} seconds.")
+            reason = f"The sandbox did not report within {self._times.stuck:g} seconds. {self._berth.complaint}"
+            return self._end(SandboxStatus.FAILED, reason.strip())
         if life.stale(box, now, self._times):
             reason = f"Nothing was heard of the sandbox for {self._times.heartbeat:g} seconds."
             return self._end(SandboxStatus.STALE, reason)
@@ -308,6 +337,8 @@ class Session:
         if self.row.status == SessionStatus.ARCHIVED:
             return
         if self._berth.useful:
+            self._wanted = False
+            self._asking.sandbox_came()
             if self._snapshot_due is not None:
                 reason, self._snapshot_due = self._snapshot_due, None
                 if self.row.repo_name is not None:
@@ -338,6 +369,7 @@ class Session:
                     "content": message.content,
                     "model": message.model or self.row.model,
                     "author": message.author,
+                    "identity": await self._identity(message.author),
                     "attachments": message.attachments,
                 }
             )
@@ -345,6 +377,11 @@ class Session:
                 await self._berth.say({"type": "stop", "messageId": message.id})
             if self.status is not SandboxStatus.RUNNING:
                 await self._state.set_sandbox(SandboxStatus.RUNNING)
+
+    async def _identity(self, author: str | None) -> dict[str, str] | None:
+        """In whose name is committed what is done for them; None if they have not said."""
+        who = None if author is None else await self._rows.participant(self.id, author)
+        return None if who is None or who.email is None else {"name": who.name or who.user, "email": who.email}
 
     # -- the sandbox ---------------------------------------------------------------------------------------------------
 
@@ -355,6 +392,8 @@ class Session:
             self._said_refusal = now
             error = f"{decision.reason} {self.row.error or ''}".strip()
             self.hub.tell({"type": "sandbox_error", "error": error, "refused": True})
+        if decision.action == "refuse":
+            self._asking.sandbox_came(PushFailedError(f"There is no sandbox to push from. {decision.reason}"))
         if decision.action in ("wait", "refuse"):
             if decision.again is not None:
                 self.kick_at(decision.again)
@@ -377,6 +416,8 @@ class Session:
         """The sandbox is done with. What it said is said first: from now on it is not let in again."""
         keep = await self._berth.condemn(status, reason)
         self._asking.fail("The sandbox has ended.")
+        if status is SandboxStatus.FAILED:
+            self._asking.sandbox_came(PushFailedError(f"There is no sandbox to push from. {reason}"))
         await self._give_up(reason)
         await self._berth.leave(reason, keep=keep)
         over = status is SandboxStatus.STOPPED and self.row.status == SessionStatus.ACTIVE

@@ -67,6 +67,9 @@ log = structlog.get_logger(__name__)
 PULSE = 1.0
 TOKEN_LIFE = timedelta(hours=24)
 HISTORY = 500
+HISTORY_CHARACTERS = 4 * 2**20
+"""Of events, and of prompts: it is one message, which whoever subscribes has to take whole."""
+LARGEST_CONFIG = 110 * 2**10
 FORGOTTEN = 60.0
 """Seconds after which a session that nobody asked for leaves the memory; it stays in the store."""
 
@@ -176,6 +179,7 @@ class Sessions:
         config = request.config if request.model is None else request.config.model_copy(update={"model": request.model})
         has = server_variables(self._settings, self._registry.reception.closed)
         prepared = prepare("opencode", config, directory=directory_of(request.repo_name), has=has)
+        _check_size(prepared.setup.env)
         settings = request.model_dump(mode="json", by_alias=True, exclude_none=True, include={"env", "image", "egress"})
         settings |= {
             "setup": {
@@ -304,7 +308,7 @@ class Sessions:
             token = request.github_token.get_secret_value()
             keep(token)
             sealed = self._registry.vault.seal(token, f"participant of {id}")
-        row = ParticipantRow(id=_id("part"), session_id=id, user=request.user, name=request.name, sealed=sealed)
+        row = ParticipantRow(_id("part"), id, request.user, request.name, request.email, sealed=sealed)
         return participant_info(await self.rows.join(row))
 
     async def ws_token(self, id: str, user: str | None) -> WsToken:
@@ -322,18 +326,17 @@ class Sessions:
 
     async def replay(self, session: Session) -> dict[str, Any]:
         """What somebody who comes to watch has to know: the last that happened, and how it stands."""
-        events = await self.rows.last_events(session.id, HISTORY + 1)
-        more = len(events) > HISTORY
-        events = events[-HISTORY:]
-        messages = await self.rows.last_messages(session.id, HISTORY)
+        found = await self.rows.last_events(session.id, HISTORY + 1)
+        events = _last([_wire(event_info(row)) for row in found[-HISTORY:]])
+        messages = [_wire(message_info(row)) for row in await self.rows.last_messages(session.id, HISTORY)]
         return {
             "state": _wire(await self.info(session.row)),
             "history": {
-                "events": [_wire(event_info(row)) for row in events],
-                "messages": [_wire(message_info(row)) for row in messages],
+                "events": events,
+                "messages": _last(messages),
                 "artifacts": [_wire(artifact_info(row)) for row in await self.rows.artifacts(session.id)],
-                "hasMore": more,
-                "cursor": str(events[-1].number) if events else None,
+                "hasMore": len(found) > len(events),
+                "cursor": str(found[-1].number) if found else None,
             },
         }
 
@@ -364,6 +367,15 @@ class Sessions:
         if base is None:
             base = (await self.forge.repository(row.repo_owner, row.repo_name, token)).default_branch
         sha = await session.push(head)
+        async with session.opening:
+            return await self._open(session, request, head, base, sha, token)
+
+    async def _open(
+        self, session: Session, request: CreatePullRequest, head: str, base: str, sha: str, token: str
+    ) -> PullRequest:
+        row = session.row
+        assert row.repo_owner is not None
+        assert row.repo_name is not None
         made = await self.forge.open_pull_request(
             row.repo_owner,
             row.repo_name,
@@ -395,6 +407,16 @@ class Sessions:
         if row is None:
             raise SessionNotFoundError("No session has such a sandbox.")
         return await self.let_in(row.id, sandbox, token)
+
+
+def _check_size(env: Mapping[str, str]) -> None:
+    """The supervisor is told of it in one variable, and the kernel takes none of more than 128 KiB."""
+    size = len(json.dumps(json.dumps(dict(env))))
+    if size > LARGEST_CONFIG:
+        raise InvalidRequestError(
+            f"The agent's configuration is too large ({size >> 10} KiB, of {LARGEST_CONFIG >> 10}).",
+            hint="Leave out models that are not asked for; what the agent is to know belongs into `agentsMd`.",
+        )
 
 
 def _still_wanted(session: Session, sandbox: str) -> Session:
@@ -433,6 +455,16 @@ def participant_info(row: ParticipantRow) -> ParticipantInfo:
 
 def _wire(model: Any) -> Any:
     return model.model_dump(mode="json", by_alias=True)
+
+
+def _last(shown: list[Any]) -> list[Any]:
+    """As many of the last as are not too much together."""
+    room = HISTORY_CHARACTERS
+    for number, each in enumerate(reversed(shown)):
+        room -= len(json.dumps(each))
+        if room < 0:
+            return shown[len(shown) - number :]
+    return shown
 
 
 def _id(kind: str) -> str:

@@ -14,6 +14,7 @@ from typing import Any
 from pydantic import SecretStr
 
 from skerry.agents.sessions.forge import Forge
+from skerry.agents.sessions.journal import clean
 from skerry.agents.sessions.warm import Warm
 from skerry.control.registry import Registry
 from skerry.control.session_rows import SessionRow
@@ -35,6 +36,7 @@ INSIDE = (
     "outbox",
     "said",
     "reach",
+    "attachment",
     "websocket",
     "speech",
     "supervisor",
@@ -74,6 +76,20 @@ class Attendance:
         self.sandbox = sandbox
         self.runtime = runtime
         self._stack = stack
+
+    @property
+    def left(self) -> str | None:
+        """Why nothing in it works for the session any more, if so: without a supervisor nothing is started again."""
+        supervisor = self.runtime.processes.find(SUPERVISOR)
+        if not supervisor.ended.is_set():
+            return None
+        return f"The supervisor in the sandbox has ended. {supervisor.info.error or self.complaint}".strip()
+
+    @property
+    def complaint(self) -> str:
+        """What the supervisor or the bridge said last of what is wrong."""
+        lines = self.runtime.processes.find(SUPERVISOR).said.decode(errors="replace").strip().splitlines()
+        return clean(lines[-1][:1000]) if lines else ""
 
     async def close(self) -> None:
         await self._stack.aclose()

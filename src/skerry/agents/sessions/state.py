@@ -8,6 +8,7 @@ from skerry.agents.sessions.hub import Hub
 from skerry.agents.sessions.models import SandboxStatus, SessionStatus
 from skerry.control.actor import Caller
 from skerry.control.session_rows import SessionRow, SessionRows
+from skerry.models import now
 
 
 class State:
@@ -28,7 +29,7 @@ class State:
 
     async def set(self, **changes: Any) -> None:
         await self._rows.update(self.row.id, **changes)
-        for name, value in changes.items():
+        for name, value in {**changes, "updated_at": now()}.items():
             setattr(self.row, name, value)
 
     async def set_status(self, status: SessionStatus) -> None:

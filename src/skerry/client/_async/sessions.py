@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
+from random import random
 from typing import Any
 from urllib.parse import quote
 from uuid import uuid4
@@ -30,12 +31,14 @@ from skerry.agents.sessions.models import (
     WsToken,
 )
 from skerry.client._async.connection import AsyncConnection, AsyncStream
+from skerry.client.concurrency import pause_async
 from skerry.client.values import given
-from skerry.errors import ServerUnreachableError, SessionNotFoundError
+from skerry.errors import ServerUnreachableError
 
 _MOST = 100
-_TRIES = 5
-"""A token for the WebSocket is good until the same user asks for the next: two who come at once may try again."""
+_TRIES = 12
+"""In about half a minute: a server that is started again takes a while. And a token for the WebSocket is good until
+the same user asks for the next, so that of several who come at once some have to try again."""
 
 
 class AsyncCodingSession:
@@ -127,10 +130,12 @@ class AsyncCodingSession:
         return ParticipantList.model_validate_json(response.content).participants
 
     async def add_participant(
-        self, user: str, *, name: str | None = None, github_token: str | None = None
+        self, user: str, *, name: str | None = None, email: str | None = None, github_token: str | None = None
     ) -> ParticipantInfo:
-        """Let somebody take part; with their own token, pull requests that they ask for are theirs."""
-        body = {"user": user, **given(name=name, githubToken=github_token)}
+        """Let somebody take part: with an address, commits for their prompts are in their name; with their own token,
+        pull requests that they ask for are theirs.
+        """
+        body = {"user": user, **given(name=name, email=email, githubToken=github_token)}
         response = await self.connection.request("POST", f"{self._path}/participants", json=body)
         return ParticipantInfo.model_validate_json(response.content)
 
@@ -177,38 +182,47 @@ class AsyncCodingSession:
                     return
 
     async def _watch(self, after: int | None) -> AsyncGenerator[SessionNews, None]:
-        tries = 0
+        tries, heard = 0, False
         while True:
-            token = await self._token()
-            frames = await self.connection.frames(f"{self._path}/ws", {})
             try:
-                hello = {"type": "subscribe", "token": token, "clientId": uuid4().hex}
-                await frames.send(json.dumps(hello))
-                while (frame := await frames.recv()) is not None:
-                    message = json.loads(frame)
-                    tries = 0
-                    if message["type"] == "subscribed":
-                        last = int(message["history"]["cursor"] or 0)
-                        yield SessionNews(type="subscribed", data=message["state"])
-                        after = last if after is None else after
-                        async with aclosing(self._events(after, None, None)) as missed:
-                            async for event in missed:
-                                after = event.number
-                                yield SessionNews(type="sandbox_event", event=event)
-                        continue
-                    told = _news(message)
-                    if told.event is not None:
-                        if told.event.number <= (after or 0):
-                            continue
-                        after = told.event.number
-                    yield told
-            finally:
-                await frames.close()
+                async with aclosing(self._listen(after)) as news:
+                    async for told in news:
+                        tries, heard = 0, True
+                        if told.event is not None:
+                            after = told.event.number
+                        elif told.type == "subscribed":
+                            after = _last(told) if after is None else after
+                        yield told
+            except ServerUnreachableError:
+                if not heard:
+                    raise
             tries += 1
             if tries == _TRIES:
-                if not frames.lost:
-                    raise SessionNotFoundError(f"Session {self.id!r} is not there any more.")
                 raise ServerUnreachableError("The connection to the session was lost.", hint="Watch it again.")
+            await pause_async(min(5.0, 0.1 * 2**tries) * (0.5 + random() / 2))
+
+    async def _listen(self, after: int | None) -> AsyncGenerator[SessionNews, None]:
+        """One connection, for as long as it lasts."""
+        token = await self._token()
+        frames = await self.connection.frames(f"{self._path}/ws", {})
+        try:
+            hello = {"type": "subscribe", "token": token, "clientId": uuid4().hex}
+            await frames.send(json.dumps(hello))
+            while (frame := await frames.recv()) is not None:
+                told = _news(json.loads(frame))
+                if told.event is not None:
+                    if told.event.number <= (after or 0):
+                        continue
+                    after = told.event.number
+                yield told
+                if told.type == "subscribed":
+                    after = _last(told) if after is None else after
+                    async with aclosing(self._events(after, None, None)) as missed:
+                        async for event in missed:
+                            after = event.number
+                            yield SessionNews(type="sandbox_event", event=event)
+        finally:
+            await frames.close()
 
     async def _token(self) -> str:
         response = await self.connection.request("POST", f"{self._path}/ws-token")
@@ -263,7 +277,14 @@ class AsyncSessions:
         return RepositoryList.model_validate_json(response.content).repos
 
 
+def _last(subscribed: SessionNews) -> int:
+    """The last event that there was when one came."""
+    return int(subscribed.data["cursor"] or 0)
+
+
 def _news(message: dict[str, Any]) -> SessionNews:
+    if message["type"] == "subscribed":
+        return SessionNews(type="subscribed", data={**message["state"], "cursor": message["history"]["cursor"]})
     if message["type"] != "sandbox_event":
         return SessionNews(type=message["type"], data={name: message[name] for name in message if name != "type"})
     said = message["event"]

@@ -26,6 +26,7 @@ from skerry.agents.task_models import (
     TeamInfo,
 )
 from skerry.client._async.connection import AsyncConnection, AsyncStream
+from skerry.client.reunion import Reunion
 from skerry.client.sse import response_to_iterator_async
 from skerry.client.values import given, valid
 from skerry.errors import ServerUnreachableError
@@ -79,25 +80,26 @@ class AsyncTasks:
             if seen is None:
                 raise
         if seen is not None and seen.type not in ("done", "error"):
-            async with aclosing(self._follow(seen.task_id, seen.id)) as events:
+            async with aclosing(self._follow(seen.task_id, seen.id, known=True)) as events:
                 async for event in events:
                     yield event
 
-    async def _follow(self, task: str, after: int) -> AsyncGenerator[TaskEvent, None]:
+    async def _follow(self, task: str, after: int, *, known: bool = False) -> AsyncGenerator[TaskEvent, None]:
+        """``known``: the server has been heard of, and is waited for if it is gone: another will take its place."""
+        reunion = Reunion()
         while True:
-            heard = False
             try:
                 async with aclosing(self._events("GET", f"{_path(task)}/stream", params={"after": after})) as events:
                     async for event in events:
-                        after, heard = event.id, True
+                        after, known, reunion = event.id, True, Reunion()
                         yield event
                         if event.type in ("done", "error"):
                             return
-            except ServerUnreachableError:
-                if not heard:
+                await reunion.wait_async(ServerUnreachableError("The server closed before the task had ended."))
+            except ServerUnreachableError as error:
+                if not known:
                     raise
-            if not heard:
-                return
+                await reunion.wait_async(error)
 
     async def _events(
         self, method: str, path: str, *, json: Any = None, params: dict[str, Any] | None = None
@@ -122,9 +124,10 @@ class AsyncTasks:
         status: str | None = None,
         team: str | None = None,
         schedule: str | None = None,
+        user_id: str | None = None,
     ) -> TaskList:
         """The latest first."""
-        params = given(limit=limit, offset=offset, status=status, team=team, schedule=schedule)
+        params = given(limit=limit, offset=offset, status=status, team=team, schedule=schedule, userId=user_id)
         response = await self.connection.request("GET", f"{_AGENTS}/tasks", params=params)
         return TaskList.model_validate_json(response.content)
 
@@ -175,9 +178,15 @@ class AsyncTasks:
         response = await self.connection.request("GET", f"{_AGENTS}/templates")
         return _TEMPLATES.validate_json(response.content)
 
-    async def agent_usage(self, since: date | None = None, until: date | None = None) -> AgentUsage:
-        """Tokens and cost of tasks, by day; of the last thirty days unless others are asked for."""
-        params = {name: day.isoformat() for name, day in (("since", since), ("until", until)) if day is not None}
+    async def agent_usage(
+        self, since: date | None = None, until: date | None = None, *, user_id: str | None = None
+    ) -> AgentUsage:
+        """Tokens and cost of tasks, by day; of the last thirty days unless others are asked for.
+
+        ``user_id``: only of tasks that were asked for with it.
+        """
+        days = {name: day.isoformat() for name, day in (("since", since), ("until", until)) if day is not None}
+        params = days | given(userId=user_id)
         response = await self.connection.request("GET", f"{_AGENTS}/usage", params=params)
         return AgentUsage.model_validate_json(response.content)
 

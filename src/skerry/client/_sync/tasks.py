@@ -27,6 +27,7 @@ from skerry.agents.task_models import (
     TeamInfo,
 )
 from skerry.client._sync.connection import Connection, Stream
+from skerry.client.reunion import Reunion
 from skerry.client.sse import response_to_iterator
 from skerry.client.values import given, valid
 from skerry.errors import ServerUnreachableError
@@ -80,25 +81,26 @@ class Tasks:
             if seen is None:
                 raise
         if seen is not None and seen.type not in ("done", "error"):
-            with closing(self._follow(seen.task_id, seen.id)) as events:
+            with closing(self._follow(seen.task_id, seen.id, known=True)) as events:
                 for event in events:
                     yield event
 
-    def _follow(self, task: str, after: int) -> Generator[TaskEvent, None]:
+    def _follow(self, task: str, after: int, *, known: bool = False) -> Generator[TaskEvent, None]:
+        """``known``: the server has been heard of, and is waited for if it is gone: another will take its place."""
+        reunion = Reunion()
         while True:
-            heard = False
             try:
                 with closing(self._events("GET", f"{_path(task)}/stream", params={"after": after})) as events:
                     for event in events:
-                        after, heard = event.id, True
+                        after, known, reunion = event.id, True, Reunion()
                         yield event
                         if event.type in ("done", "error"):
                             return
-            except ServerUnreachableError:
-                if not heard:
+                reunion.wait(ServerUnreachableError("The server closed before the task had ended."))
+            except ServerUnreachableError as error:
+                if not known:
                     raise
-            if not heard:
-                return
+                reunion.wait(error)
 
     def _events(
         self, method: str, path: str, *, json: Any = None, params: dict[str, Any] | None = None
@@ -122,9 +124,10 @@ class Tasks:
         status: str | None = None,
         team: str | None = None,
         schedule: str | None = None,
+        user_id: str | None = None,
     ) -> TaskList:
         """The latest first."""
-        params = given(limit=limit, offset=offset, status=status, team=team, schedule=schedule)
+        params = given(limit=limit, offset=offset, status=status, team=team, schedule=schedule, userId=user_id)
         response = self.connection.request("GET", f"{_AGENTS}/tasks", params=params)
         return TaskList.model_validate_json(response.content)
 
@@ -175,9 +178,15 @@ class Tasks:
         response = self.connection.request("GET", f"{_AGENTS}/templates")
         return _TEMPLATES.validate_json(response.content)
 
-    def agent_usage(self, since: date | None = None, until: date | None = None) -> AgentUsage:
-        """Tokens and cost of tasks, by day; of the last thirty days unless others are asked for."""
-        params = {name: day.isoformat() for name, day in (("since", since), ("until", until)) if day is not None}
+    def agent_usage(
+        self, since: date | None = None, until: date | None = None, *, user_id: str | None = None
+    ) -> AgentUsage:
+        """Tokens and cost of tasks, by day; of the last thirty days unless others are asked for.
+
+        ``user_id``: only of tasks that were asked for with it.
+        """
+        days = {name: day.isoformat() for name, day in (("since", since), ("until", until)) if day is not None}
+        params = days | given(userId=user_id)
         response = self.connection.request("GET", f"{_AGENTS}/usage", params=params)
         return AgentUsage.model_validate_json(response.content)
 

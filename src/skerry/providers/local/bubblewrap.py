@@ -50,6 +50,7 @@ def arguments(
     read_only: Sequence[tuple[str, str]],
     toolbox: Sequence[str],
     tmpfs: int | None = None,
+    writable: Sequence[tuple[str, str]] = (),
 ) -> list[str]:
     """Everything after ``bwrap`` and before the program: namespaces, root, devices, confinement."""
     line = ["--unshare-all", "--unshare-user", "--die-with-parent", "--new-session", "--as-pid-1", "--clearenv"]
@@ -58,8 +59,9 @@ def arguments(
         line += ["--cap-add", name]
     for overlay in overlays:
         line += overlay.arguments()
-    for source, target in read_only:
-        line += ["--ro-bind", source, target]
+    for option, shown in (("--ro-bind", read_only), ("--bind", writable)):
+        for source, target in shown:
+            line += [option, source, target]
     line += ["--proc", "/proc", "--dev", "/dev"]
     run = RUN_BYTES if tmpfs is None else min(RUN_BYTES, max(LEAST_RUN_BYTES, tmpfs))
     line += ["--perms", "1777", "--size", str(tmpfs or SHM_BYTES), "--tmpfs", "/dev/shm"]

@@ -13,6 +13,7 @@ import errno
 import fcntl
 import os
 import secrets
+import stat
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from functools import partial
@@ -186,7 +187,10 @@ class Disk:
         return (self.directory(id) / "root").is_dir()
 
     def make_layer(self, id: str, name: str) -> None:
-        for path in (layer := self.directory(id) / name, layer / "upper", layer / "work"):
+        layer = self.directory(id) / name
+        if os.path.isdir(layer / "work"):  # the last of them
+            return
+        for path in (layer, layer / "upper", layer / "work"):
             if not path.exists():
                 path.mkdir(mode=0o755)
                 if self._idmap.kind == "root":
@@ -206,13 +210,16 @@ class Disk:
 
     def _locked(self, id: str) -> int:
         directory = self.directory(id)
-        if not directory.exists():
+        path = os.fspath(directory)
+        if not os.path.exists(path):
             with contextlib.suppress(FileExistsError):
                 self._volumes.create(directory)
         if self._idmap.kind == "root":
-            directory.chmod(0o700)
-            os.chown(directory, self._idmap.runner_uid, self._idmap.runner_gid)
-        lock = os.open(directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            wanted, found = (self._idmap.runner_uid, self._idmap.runner_gid), os.stat(path)
+            if (found.st_uid, found.st_gid, stat.S_IMODE(found.st_mode)) != (*wanted, 0o700):
+                os.chmod(path, 0o700)
+                os.chown(path, *wanted)
+        lock = os.open(f"{path}/lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -296,11 +303,23 @@ class Disk:
         finally:
             self._volumes.remove(self.directory(empty))
 
-    def clone(self, name: str, id: str) -> None:
-        """The files of a new sandbox, from a snapshot."""
+    def copy(self, name: str) -> Path:
+        """The files of a snapshot, for a sandbox that has no name yet."""
+        made = self.directory(f".copy-{secrets.token_hex(8)}")
+        with _told(f"Snapshot {name!r} could not be copied"), self._required(name):
+            self._volumes.snapshot(self._snapshot(name), made, writable=True)
+        return made
+
+    def clone(self, name: str, id: str, copy: Path | None = None) -> None:
+        """The files of a new sandbox, from a snapshot. ``copy``: of the same, made before."""
         with _told(f"Sandbox {id!r} could not be made from a snapshot"), self._required(name):
             try:
-                self._volumes.snapshot(self._snapshot(name), self.directory(id), writable=True)
+                if copy is None:
+                    self._volumes.snapshot(self._snapshot(name), self.directory(id), writable=True)
+                elif self.directory(id).exists():
+                    raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), id)
+                else:
+                    copy.rename(self.directory(id))
             except FileExistsError as error:
                 raise SandboxExistsError(
                     f"Sandbox {id!r} already has files.", hint="Destroy it first, or choose another id."

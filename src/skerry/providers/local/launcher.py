@@ -115,6 +115,14 @@ class Launcher:
     async def rename(self, key: str, hostname: str) -> None:
         await self._ask("rename", key=key, hostname=hostname)
 
+    async def attend(self, key: str) -> None:
+        """Be ready to outfit a machine that was started without files."""
+        await self._ask("attend", key=key)
+
+    async def outfit(self, key: str, **arguments: Any) -> None:
+        """Give it the files of a sandbox."""
+        await self._ask("outfit", key=key, **arguments)
+
     async def attach(self, key: str, path: str, read_only: bool) -> int:
         """Mount a FUSE file system inside; its connection to the kernel is the caller's. Raises ``OSError``."""
         reply = await self._ask("attach", key=key, path=path, readOnly=read_only)

@@ -21,13 +21,14 @@ import struct
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
 CLONE_NEWNS, CLONE_NEWCGROUP, CLONE_NEWUTS, CLONE_NEWIPC = 0x20000, 0x2000000, 0x4000000, 0x8000000
 CLONE_NEWUSER, CLONE_NEWPID, CLONE_NEWNET = 0x10000000, 0x20000000, 0x40000000
 MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_REMOUNT, MS_NOATIME = 1, 2, 4, 8, 32, 1024
-MS_BIND, MS_REC, MS_PRIVATE, MS_SLAVE, MS_SHARED = 4096, 16384, 1 << 18, 1 << 19, 1 << 20
+MS_BIND, MS_MOVE, MS_REC, MS_PRIVATE, MS_SLAVE, MS_SHARED = 4096, 8192, 16384, 1 << 18, 1 << 19, 1 << 20
 PR_SET_PDEATHSIG, PR_CAPBSET_READ, PR_CAPBSET_DROP, PR_SET_SECCOMP, PR_SET_NO_NEW_PRIVS = 1, 23, 24, 22, 38
 SYS_PIVOT_ROOT = {"x86_64": 155}.get(os.uname().machine, 41)
 SYS_KEYCTL, KEYCTL_JOIN_SESSION_KEYRING = {"x86_64": 250}.get(os.uname().machine, 219), 1
@@ -343,8 +344,27 @@ class Sandbox:
         self.readable: list[str] = []  # what is only to be read in a /proc of those who enter
         self.hidden: list[str] = []  # and what is not to be seen there
         self.profile: str | None = None  # of AppArmor, which they are held to
+        self.attendant: tuple[int, int] | None = None  # who waits for what it is to become, and where to say it
+
+    def tell(self, request: dict[str, Any]) -> None:
+        """Have it outfitted; the answer comes from there."""
+        if self.attendant is None:
+            raise ProcessLookupError(errno.ESRCH, "nobody waits in it")
+        os.write(self.attendant[1], json.dumps(request).encode() + b"\n")
+        self.dismiss()
+
+    def dismiss(self) -> None:
+        """Nobody is to wait in it any more."""
+        if self.attendant is not None:
+            for fd in self.attendant:
+                os.close(fd)
+            self.attendant = None
 
     def forget(self) -> None:
+        if self.attendant is not None:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self.attendant[0], signal.SIGKILL)
+            self.dismiss()
         for mounted in self.mounts.values():
             os.close(mounted)
         if self.pidfd is not None:
@@ -688,6 +708,74 @@ def rename(target: Sandbox, hostname: str) -> None:
     os.waitpid(pid, 0)
 
 
+def attend(target: Sandbox, answer: Callable[[dict[str, Any]], None]) -> None:
+    """Have somebody wait in a machine that was started without files, to outfit it as soon as there are some.
+
+    Most of what that takes, a process in those namespaces, is there when it is needed. It also gives the answer.
+    """
+    if target.pidfd is None:
+        raise ProcessLookupError(errno.ESRCH, "it has ended")
+    waiting, told = os.pipe()
+    pid = os.fork()
+    if pid:
+        os.close(waiting)
+        target.attendant = os.pidfd_open(pid), told
+        return
+    try:
+        libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        check(libc.setns(target.pidfd, CLONE_NEWUSER | CLONE_NEWNS | CLONE_NEWUTS), "setns")
+        become([0, 0])
+        libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)  # forgotten when ids change
+        os.umask(0o022)
+        asked = b""
+        while not asked.endswith(b"\n"):
+            more = os.read(waiting, 65536)
+            if not more:
+                os._exit(0)
+            asked += more
+        request = json.loads(asked)
+        try:
+            outfit(request)
+            answer({"i": request["i"], "r": None})
+        except OSError as error:
+            answer({"i": request["i"], "error": str(error)})
+    finally:
+        os._exit(0)
+
+
+def outfit(request: dict[str, Any]) -> None:
+    """Give a machine that was started without files a root to live on; what it has already is moved there.
+
+    Nothing of the sandbox runs yet, so that nothing changes while it is looked at. The root it had goes, and with it
+    all that it was shown so that this could be done.
+    """
+    socket.sethostname(request["hostname"])
+    root = request["root"]
+    for lower, upper, work, place in request["overlays"]:
+        layers = f"lowerdir={lower},upperdir={upper},workdir={work},userxattr"
+        mount("overlay", spot(root, place), "overlay", 0, layers)
+    for place in request["moved"]:
+        mount(place, spot(root, place), None, MS_MOVE)
+    for source, place in request["shown"]:
+        mount(source, spot(root, place), None, MS_BIND)
+        mount(None, spot(root, place), None, MS_BIND | MS_REMOUNT | MS_RDONLY | MS_NOSUID | MS_NODEV)
+    os.chdir(root)
+    check(libc.syscall(SYS_PIVOT_ROOT, b".", b"."), "pivot_root")
+    check(libc.umount2(b".", MNT_DETACH), "umount")
+
+
+def spot(root: str, place: str) -> str:
+    """A directory below a root that is not ours yet: a link there would lead elsewhere."""
+    path = root
+    for name in filter(None, place.split("/")):
+        path = f"{path}/{name}"
+        if os.path.islink(path):
+            raise OSError(errno.ELOOP, f"{place} is a link")
+        if not os.path.isdir(path):
+            os.mkdir(path, 0o755)
+    return path
+
+
 def attaching() -> ModuleType:
     """The module beside this one; only those who mount pay for it."""
     import importlib.util
@@ -743,6 +831,9 @@ class Launcher:
             return self.keep(adopt(request, fds))
         if op == "forget":
             self.sandboxes.pop(request["key"]).forget()
+            return None
+        if op == "attend":
+            attend(self.sandboxes[request["key"]], self.send)
             return None
         if op == "enter":
             return self.keep(enter(request, fds, self.sandboxes[request["target"]]))
@@ -834,6 +925,8 @@ class Launcher:
         request = json.loads(data)
         made: list[int] = []
         try:
+            if request["op"] == "outfit":
+                return self.sandboxes[request["key"]].tell(request)
             if request["op"] == "attach":
                 made = [attach(self.sandboxes[request["key"]], request["path"], request["readOnly"])]
                 reply = {"i": request["i"], "r": None}

@@ -30,9 +30,17 @@ START_TIMEOUT = 30.0
 
 
 class LocalMachine(KernelMachine):
-    def __init__(self, provider: LocalProvider, id: str, lock: int, died: Callable[[str], Awaitable[None]]) -> None:
+    def __init__(
+        self,
+        provider: LocalProvider,
+        id: str,
+        lock: int,
+        limits: Limits,
+        died: Callable[[str], Awaitable[None]],
+    ) -> None:
         super().__init__(provider.launcher, id, lock, died)
         self._provider = provider
+        self.started_with = limits
         self.disk = 0
         """Bytes it may write, once it is held to that."""
         self._ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
@@ -47,6 +55,11 @@ class LocalMachine(KernelMachine):
             )
         if not self._stopping:
             self._provider.chores.own(self._mourn(stderr or f"its init was killed{starved}"))
+
+    def become(self, id: str, lock: int, died: Callable[[str], Awaitable[None]]) -> None:
+        """One that was nobody's is that sandbox from now on."""
+        self.id, self._died = id, died
+        self.relock(lock)
 
     async def _mourn(self, reason: str) -> None:
         await self._release()

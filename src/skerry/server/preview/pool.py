@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections import defaultdict
+from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
 from skerry.control.exposures import Exposure
@@ -20,11 +21,18 @@ IDLE_SECONDS = 15.0
 MOST_IDLE = 64
 
 Key = tuple[str, int]
+Revive = Callable[[Exposure], Awaitable[bool]]
+
+
+async def _nobody(_: Exposure) -> bool:
+    return False
 
 
 class Pool:
     def __init__(self, registry: Registry) -> None:
         self._registry = registry
+        self.revive: Revive = _nobody
+        """Whoever can start what should listen there; says whether it has."""
         self._idle: defaultdict[Key, dict[Upstream, asyncio.TimerHandle]] = defaultdict(dict)
 
     def take(self, exposure: Exposure) -> Upstream | None:
@@ -47,6 +55,11 @@ class Pool:
         """A new one. Wakes a sandbox whose exposure says so."""
         if exposure.wake_on_request:
             async with self._registry.use(exposure.sandbox_id) as woken:
+                try:
+                    return await self._open(woken, exposure)
+                except PortNotListeningError:
+                    if not await self.revive(exposure):
+                        raise
                 return await self._open(woken, exposure)
         runtime = self._registry.peek(exposure.sandbox_id)
         if runtime is None:

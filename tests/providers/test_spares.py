@@ -1,0 +1,203 @@
+"""Machines that are started without files and become sandboxes: nobody inside can tell."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import signal
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from skerry.control.open import open_registry
+from skerry.control.registry import Registry
+from skerry.errors import SnapshotNotFoundError
+from skerry.models import CreateSandbox, CreateSnapshot, ExecRequest, ForkSandbox, Limits
+from skerry.providers.local import spares
+from skerry.providers.local.provider import LocalProvider
+from skerry.providers.local.spares import kind_of
+from skerry.settings import Settings
+from tests.providers.users import needs_root
+from tests.servers import vanished
+
+SIZE = 3
+LOOK = """
+ls -A / /dev /run; hostname; id; pwd
+cut -d' ' -f5,6 /proc/self/mountinfo | sort
+grep -E '^(Cap|Seccomp|NoNewPrivs|Uid|Gid)' /proc/self/status
+stat -c '%n %a %u:%g' / /usr /dev /run /proc /tmp /workspace /dev/shm
+readlink /proc/1/cwd /proc/1/root
+ls -A /proc/1/fd | wc -l
+ulimit -a
+"""
+
+pytestmark = needs_root
+
+
+@pytest_asyncio.fixture(scope="module")
+async def registry(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Registry]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(spares, "QUIET", 0.05)
+        home = tmp_path_factory.mktemp("spares") / "home"
+        registry = await open_registry(Settings(home=home, spares=SIZE))
+        yield registry
+        await registry.close()
+
+
+def provider_of(registry: Registry) -> LocalProvider:
+    assert isinstance(registry.provider, LocalProvider)
+    return registry.provider
+
+
+async def full(registry: Registry) -> None:
+    """Until there are as many as there should be, and copies as well if some are wanted."""
+    provider = provider_of(registry)
+    async with asyncio.timeout(60):
+        while True:
+            kept, stock = provider._spares, provider._stock
+            fit = [spare for spare in kept._ready if kind_of(spare.started_with) == kind_of(kept._like)]
+            if len(fit) == len(kept._ready) == SIZE and (stock._snapshot is None or len(stock._ready) == SIZE):
+                return
+            await asyncio.sleep(0.02)
+
+
+async def run(registry: Registry, id: str, command: str) -> str:
+    async with registry.use(id) as runtime:
+        done = await runtime.exec(ExecRequest(command=command, session=None))
+        return done.stdout + done.stderr
+
+
+async def started(registry: Registry, id: str) -> bool:
+    """Start it; whether a spare has become it."""
+    await full(registry)
+    waiting = {spare.key for spare in provider_of(registry)._spares._ready}
+    async with registry.use(id):
+        machine = registry._owners[id]._machine
+        return machine is not None and getattr(machine, "key", None) in waiting
+
+
+async def test_what_is_seen_inside_is_the_same(registry: Registry, tmp_path: Path) -> None:
+    assert await started(registry, "same")
+    direct = await open_registry(Settings(home=tmp_path / "home"))
+    try:
+        expected = await run(direct, "same", LOOK)
+    finally:
+        await direct.close()
+    assert await run(registry, "same", LOOK) == expected
+    assert "\n/ rw,relatime\n" in expected
+    assert "hold" not in await run(registry, "same", "cat /proc/*/mountinfo | cut -d' ' -f5; ls -A /")
+
+
+async def test_it_is_a_sandbox_of_its_own_that_keeps_its_files(registry: Registry) -> None:
+    assert await started(registry, "one")
+    assert await started(registry, "other")
+    await run(registry, "one", "echo mine > /workspace/f; mkdir /opt/here; touch /usr/lib/there")
+    assert "No such file" in await run(registry, "other", "cat /workspace/f")
+    await registry.stop("one")
+    assert await started(registry, "one"), "it wakes as a spare, too"
+    assert await run(registry, "one", "cat /workspace/f; ls -d /opt/here /usr/lib/there; hostname") == (
+        "mine\n/opt/here\n/usr/lib/there\none\n"
+    )
+
+
+async def test_isolated_sessions_and_programs_work_in_it(registry: Registry) -> None:
+    assert await started(registry, "works")
+    async with registry.use("works") as runtime:
+        portal = await runtime.portal.isolate()
+        await portal.close()
+    said = await run(registry, "works", "python3 -c 'print(6*7)'; node -p 6*7; su nobody -s /bin/sh -c id")
+    assert said.startswith("42\n42\nuid=65534(nobody)")
+
+
+async def test_its_limits_are_those_that_it_was_given(registry: Registry) -> None:
+    await registry.create(CreateSandbox(id="small", limits=Limits(memory=64 << 20, pids=32)))
+    assert await started(registry, "small")
+    async with registry.use("small") as runtime:
+        done = await runtime.exec(ExecRequest(command="python3 -c 'x = bytearray(1 << 28)'"))
+    assert done.limit == "memory"
+
+
+async def test_other_limits_at_the_start_make_other_spares(registry: Registry) -> None:
+    await full(registry)
+    for number in range(2):
+        await registry.create(CreateSandbox(id=f"few-files-{number}", limits=Limits(open_files=100)))
+        assert await started(registry, f"few-files-{number}") == bool(number)
+        assert await run(registry, f"few-files-{number}", "ulimit -Hn") == "100\n"
+    await registry.stop("few-files-0")
+    assert not await started(registry, "as-usual")
+    assert await started(registry, "as-usual-again")
+
+
+async def test_where_a_link_is_in_the_way_it_starts_as_ever(registry: Registry) -> None:
+    """Of /opt, below which toolboxes are shown: nothing may be mounted where a sandbox's own link leads."""
+    await registry.create(CreateSandbox(id="linked", toolboxes=["opencode"]))
+    assert await started(registry, "linked")
+    assert await run(registry, "linked", "ls /opt/skerry") == "opencode\n"
+    await registry.stop("linked")
+    upper = provider_of(registry)._disk.directory("linked") / "root" / "upper"
+    (upper / "opt").rename(upper / "elsewhere")
+    os.symlink("elsewhere", upper / "opt")
+    assert not await started(registry, "linked")
+    assert await run(registry, "linked", "ls /opt/skerry") == "opencode\n"
+
+
+async def test_one_that_is_killed_is_replaced_and_one_that_dies_while_it_is_taken_is_done_without(
+    registry: Registry,
+) -> None:
+    await full(registry)
+    provider = provider_of(registry)
+    killed = provider._spares._ready[0]
+    os.kill(provider.launcher._pids[killed.key], signal.SIGKILL)
+    async with asyncio.timeout(30):
+        while killed in provider._spares._ready:
+            await asyncio.sleep(0.02)
+    await full(registry)
+    for spare in provider._spares._ready:
+        os.kill(provider.launcher._pids[spare.key], signal.SIGKILL)
+    assert await run(registry, "undaunted", "echo here") == "here\n"
+
+
+async def test_copies_that_were_made_ahead_are_as_others(registry: Registry) -> None:
+    await run(registry, "origin", "echo first > /workspace/f")
+    snapshot = await registry.snapshots.create("origin", CreateSnapshot())
+    await registry.create(CreateSandbox(id="copied-1", snapshot=snapshot.id))
+    await full(registry)
+    stock = provider_of(registry)._stock
+    assert len(stock._ready) == SIZE
+    await registry.snapshots.fork("copied-1", ForkSandbox(ids=["forked"]))
+    await registry.create(CreateSandbox(id="copied-2", snapshot=snapshot.id))
+    await full(registry)
+    await registry.create(CreateSandbox(id="copied-3", snapshot=snapshot.id))
+    assert len(stock._ready) == SIZE - 1
+    await run(registry, "copied-3", "echo second > /workspace/f")
+    assert [await run(registry, f"copied-{n}", "cat /workspace/f") for n in (1, 2, 3)] == ["first\n"] * 2 + ["second\n"]
+    sandboxes = provider_of(registry)._disk.directory("x").parent
+    await full(registry)
+    await registry.snapshots.delete(snapshot.id, force=True)
+    with pytest.raises(SnapshotNotFoundError):
+        await registry.create(CreateSandbox(id="copied-4", snapshot=snapshot.id))
+    async with asyncio.timeout(30):
+        while [name for name in os.listdir(sandboxes) if name.startswith(".copy-")]:
+            await asyncio.sleep(0.02)
+
+
+async def test_none_is_left_when_the_server_has_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(spares, "QUIET", 0.05)
+    registry = await open_registry(Settings(home=tmp_path / "home", spares=SIZE))
+    await full(registry)
+    launcher = provider_of(registry).launcher.pid
+    below = set(_below(launcher))
+    assert len(below) >= 3 * SIZE, "bubblewrap, an init and who waits in it, each"
+    groups = {line for pid in below for line in Path(f"/proc/{pid}/cgroup").read_text().split() if "spare" in line}
+    assert len({re.sub(".*spare", "", line) for line in groups}) == SIZE
+    await registry.close()
+    assert not vanished(below)
+    assert not [path for path in Path("/sys/fs/cgroup").glob("*/*/.spare-*") if str(tmp_path) in str(path)]
+
+
+def _below(pid: int) -> list[int]:
+    children = [int(each) for each in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    return [*children, *(found for child in children for found in _below(child))]
