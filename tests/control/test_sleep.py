@@ -56,10 +56,12 @@ async def kinds(registry: Registry, id: str) -> list[str]:
     return [event.kind for event in await registry.events(id, limit=1000)]
 
 
-async def begin(registry: Registry, id: str, command: str, **options: object) -> asyncio.Task[ExecResult]:
-    """A command that is known to run inside."""
+async def begin(
+    registry: Registry, id: str, command: str, first: str = "true", **options: object
+) -> asyncio.Task[ExecResult]:
+    """A command that is known to run inside, and to have done what is to be done first."""
     await run(registry, id, "rm -f /tmp/begun", session=None)
-    running = asyncio.create_task(run(registry, id, f"touch /tmp/begun; {command}", **options))
+    running = asyncio.create_task(run(registry, id, f"{first}; touch /tmp/begun; {command}", **options))
     while (await run(registry, id, "test -e /tmp/begun", session=None)).exit_code:
         pass
     return running
@@ -427,7 +429,7 @@ async def test_without_grace_nothing_is_asked(registry: Registry) -> None:
 
 async def test_a_command_in_progress_hears_sigterm_and_is_answered(registry: Registry) -> None:
     plain = await begin(registry, "working", "sleep 600", session=None)
-    heard = await begin(registry, "working", "trap 'echo bye; exit 7' TERM; while :; do sleep 0.01; done")
+    heard = await begin(registry, "working", "while :; do sleep 0.01; done", "trap 'echo bye; exit 7' TERM")
     await registry.sleep("working", SleepSandbox(grace=20))
     assert (await plain).exit_code == 143
     assert ((await heard).exit_code, (await heard).stdout) == (7, "bye\n")

@@ -13,6 +13,7 @@ from skerry.control.registry import Registry
 from skerry.settings import Settings
 from tests.control.test_sleep import (  # noqa: F401 - the same
     test_a_command_in_a_frozen_sandbox_is_told_when_it_is_destroyed,
+    test_a_command_in_progress_hears_sigterm_and_is_answered,
     test_a_frozen_sandbox_hibernates_politely,
     test_a_hundred_requests_at_once_wake_it_once,
     test_a_session_that_is_asked_for_just_before_a_freeze_does_not_keep_it_from_being_destroyed,

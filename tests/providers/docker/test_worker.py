@@ -21,12 +21,12 @@ from tests.agents.test_worker import (  # noqa: F401 - the same
     test_what_is_two_and_two,
     test_the_key_of_the_configuration_stays_outside,
     test_a_message_may_be_heard_as_it_is_answered,
-    test_opencodes_own_api_is_behind_the_proxy,
     test_websockets_pass_to_opencodes_terminals,
     test_a_browser_is_led_to_the_preview,
     test_the_workspace_is_kept_after_each_message,
     test_the_state_is_the_true_one_and_sessions_survive_sleep,
     test_one_whose_files_are_gone_gets_them_back_from_its_bucket,
+    test_whoever_ends_the_sandbox_ends_the_message_and_it_stays_so,
     test_deleting_destroys,
 )
 # isort: on

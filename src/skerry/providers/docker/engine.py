@@ -307,7 +307,8 @@ def _failure(status: int, message: str) -> ProviderError | NoSpaceError:
     if "no space left on device" in words:
         return NoSpaceError(
             "The disk that holds the Docker Engine's files is full.",
-            hint="Delete files, snapshots or sandboxes, or `docker system prune`.",
+            # Not `docker system prune`, which deletes containers that do not run: all sandboxes that sleep.
+            hint="Delete files, snapshots or sandboxes, or `docker image prune`.",
         )
     if status in (429, 503):
         return ProviderBusyError(f"The Docker Engine is busy: {words}.", hint="Try again in a moment.")

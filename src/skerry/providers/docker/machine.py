@@ -98,7 +98,7 @@ class Walls:
                 "unified": None if places.unified is None else str(places.unified),
                 "legacy": sorted({str(path) for path in places.legacy.values()}),
             },
-            users=os.stat(f"/proc/{pid}/ns/user").st_ino != os.stat("/proc/self/ns/user").st_ino,
+            users=_other_users(pid),
             readable=[path for path in settings.get("ReadonlyPaths") or () if path.startswith("/proc/")],
             hidden=[path for path in settings.get("MaskedPaths") or () if path.startswith("/proc/")],
             profile=_profile(pid),
@@ -113,6 +113,13 @@ def _limiting(unified: Path | None, legacy: Mapping[str, Path]) -> Group:
     if unified is not None and not found:
         return Group(2, unified, {kind: (2, unified) for kind in CONTROLLERS})
     return Group(1, legacy.get("freezer", Path("/nowhere")), found)  # type: ignore[arg-type]
+
+
+def _other_users(pid: int) -> bool:
+    try:
+        return os.stat(f"/proc/{pid}/ns/user").st_ino != os.stat("/proc/self/ns/user").st_ino
+    except PermissionError:  # a server that is not root may not see it, and enters nothing
+        return False
 
 
 def _profile(pid: int) -> str | None:
