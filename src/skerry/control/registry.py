@@ -302,7 +302,7 @@ class Registry:
                 wanted = [(self._row(id, request), request)]
                 (made,) = await self.snapshots.create_sandboxes(request.snapshot, wanted)
             await self.history.flush()
-            return made
+            return made.info()
         async with self._lock(id):
             if id in self._owners or await self._store.get_sandbox(id) is not None:
                 raise SandboxExistsError(
@@ -314,7 +314,7 @@ class Registry:
                 owner = await self._insert(id, request)
         return owner.info()
 
-    async def create_from(self, snapshot: str, requests: Sequence[CreateSandbox]) -> builtins.list[SandboxInfo]:
+    async def create_from(self, snapshot: str, requests: Sequence[CreateSandbox]) -> None:
         """Sandboxes over one snapshot, where that is, to be started at once: all of them, or none and an error. Their
         files may still be on their way, and if they do not come, the one that misses them says so when it starts."""
         for request in requests:
@@ -322,7 +322,7 @@ class Registry:
         for toolbox in {name: None for request in requests for name in request.toolboxes}:
             await self._require_toolbox(toolbox)
         rows = [self._row(own_id(request.id or ""), request) for request in requests]
-        return await self.snapshots.create_sandboxes(snapshot, list(zip(rows, requests, strict=True)), soon=True)
+        await self.snapshots.create_sandboxes(snapshot, list(zip(rows, requests, strict=True)), soon=True)
 
     @contextlib.asynccontextmanager
     async def _placed(self, id: str, provider: str | None) -> AsyncIterator[None]:
@@ -728,11 +728,11 @@ class Registry:
         if id not in self._owners:
             await self._find(id, make=True)
 
-    async def _place(self, rows: Sequence[SandboxRow], origin: Origin) -> builtins.list[SandboxInfo]:
+    async def _place(self, rows: Sequence[SandboxRow], origin: Origin) -> builtins.list[Owner]:
         """New sandboxes with the files of a snapshot: all of them, or none and an error."""
         return await _wholly(self._place_all(rows, origin))
 
-    async def _place_all(self, rows: Sequence[SandboxRow], origin: Origin) -> builtins.list[SandboxInfo]:
+    async def _place_all(self, rows: Sequence[SandboxRow], origin: Origin) -> builtins.list[Owner]:
         began = time.perf_counter()
         async with contextlib.AsyncExitStack() as locks:
             ids = sorted({row.id for row in rows})
@@ -766,7 +766,7 @@ class Registry:
             owners = [self._adopt(row) for row in rows]
             for owner, clone in zip(owners, clones, strict=True):
                 owner.files = clone
-            return [owner.info() for owner in owners]
+            return owners
 
     async def _insert(self, id: str, request: CreateSandbox) -> Owner:
         row = self._row(id, request)

@@ -65,7 +65,7 @@ class Origin:
     """They may still be on their way to it when they are on record: whoever starts one waits."""
 
 
-Place = Callable[[Sequence[SandboxRow], Origin], Awaitable[list[SandboxInfo]]]
+Place = Callable[[Sequence[SandboxRow], Origin], Awaitable[list[Owner]]]
 
 
 class Snapshots:
@@ -198,7 +198,7 @@ class Snapshots:
 
     async def create_sandboxes(
         self, name: str, wanted: Sequence[tuple[SandboxRow, CreateSandbox]], *, soon: bool = False
-    ) -> list[SandboxInfo]:
+    ) -> list[Owner]:
         """Sandboxes over a snapshot: all of them, or none and an error. What a request does not say is as it was with
         the sandbox it was taken of. ``soon``: as in ``Origin``."""
         snapshot = await self._find(name, here=True)
@@ -221,7 +221,7 @@ class Snapshots:
             async with self._moment(id) as (row, snapshot, restores):
                 wanted = ids or [_fork_id(row.id) for _ in range(request.count)]
                 origin = Origin(snapshot, f"Forked from sandbox {shown_id(row.id)!r}.", restores)
-                forks = await self._place([_forked(row, each) for each in wanted], origin)
+                forks = [owner.info() for owner in await self._place([_forked(row, each) for each in wanted], origin)]
         made = [shown_id(each.id) for each in forks]
         took, details = time.perf_counter() - began, {"sandboxes": made}
         self._history.record(row.id, "forked", f"Forked into {', '.join(made)}.", took=took, details=details)

@@ -49,6 +49,8 @@ TURN_NANOSECONDS = 200_000
 FAREWELL_SECONDS = 10
 AGAIN = 50
 """Milliseconds until a group that was not empty is looked at again."""
+LINGER = 0.1
+"""Seconds before a process ends that is not needed any more: to end one is work, too, and others are being started."""
 STAGE = "/mnt"
 
 libc = ctypes.CDLL(None, use_errno=True)
@@ -736,9 +738,12 @@ def attend(target: Sandbox, answer: Callable[[dict[str, Any]], None]) -> None:
         request = json.loads(asked)
         try:
             outfit(request)
+            if select.select([target.pidfd], [], [], 0)[0]:
+                raise ProcessLookupError(errno.ESRCH, "it has ended")
             answer({"i": request["i"], "r": None})
         except OSError as error:
             answer({"i": request["i"], "error": str(error)})
+        time.sleep(LINGER)
     finally:
         os._exit(0)
 

@@ -366,7 +366,6 @@ class LocalProvider:
                 moved=["/proc", "/dev", "/run"],
                 shown=[(inside(source), target) for source, target in self._shown(spec)],
             )
-            await spare.portal.stat("/proc/1")  # that it lives, and sees what it was given
             if spec.limits != spare.started_with and (group := self.group(spare.key)) is not None:
                 Controls(group).change(spec.limits)
         except BaseException as error:
