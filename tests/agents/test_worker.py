@@ -184,7 +184,10 @@ async def test_a_session_that_is_not_there_is_not_found(pod: str, http: httpx.As
 
 async def test_opencodes_own_api_is_behind_the_proxy(pod: str, http: httpx.AsyncClient, model: Model) -> None:
     model.when("by hand", say("by hand it is"))
-    await http.post(f"/v1/sandboxes/{pod}/exec", json={"command": "pkill -KILL opencode"})
+    gone = (
+        "pkill -KILL opencode; while pgrep opencode; do sleep 0.02; done"  # one that is dying may still be connected to
+    )
+    await http.post(f"/v1/sandboxes/{pod}/exec", json={"command": gone})
     health = (await http.get(f"/sandbox/{pod}/opencode/global/health")).json()
     assert health.get("healthy"), health
     session = (await http.post(f"/sandbox/{pod}/opencode/session", json={"title": "mine"})).json()["id"]
