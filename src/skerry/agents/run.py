@@ -23,6 +23,7 @@ import structlog
 from skerry.agents import artifacts
 from skerry.agents.aside import NoChangesKnown
 from skerry.agents.changes import Base, Changes
+from skerry.agents.config import Preparation
 from skerry.agents.contract import DIRECTORY, Agent, Prompt, Running
 from skerry.agents.desk import Desk
 from skerry.agents.hidden import Hidden
@@ -47,7 +48,7 @@ from skerry.control.actor import Caller, actor, caller
 from skerry.control.inquiry import inquiry
 from skerry.control.task_rows import TaskRow
 from skerry.errors import AgentSessionNotFoundError, SandboxExistsError, SandboxNotFoundError, SkerryError
-from skerry.models import CreateSandbox, KeyScope, now, shown_id
+from skerry.models import CreateSandbox, KeyScope, Secrets, now, shown_id
 from skerry.runtime.runtime import Runtime
 
 log = structlog.get_logger(__name__)
@@ -85,9 +86,16 @@ CANCELLED = Outcome(TaskStatus.CANCELLED, "The task was cancelled.", "cancelled"
 
 class Run:
     def __init__(
-        self, desk: Desk, row: TaskRow, hidden: Hidden, snapshot: str | None = None, muster: Muster | None = None
+        self,
+        desk: Desk,
+        row: TaskRow,
+        hidden: Hidden,
+        snapshot: str | None = None,
+        muster: Muster | None = None,
+        fellow: Run | None = None,
     ) -> None:
-        """``snapshot``: what to make the sandbox from, with the repository in it. ``muster``: with whom to begin."""
+        """``snapshot``: what to make the sandbox from, with the repository in it. ``muster``: with whom to begin.
+        ``fellow``: one of the same team, which differs by its prompt, its agent and its model."""
         self.row = row
         self.request = CreateTask.model_validate(row.request)
         self._desk = desk
@@ -97,8 +105,14 @@ class Run:
         self.has_sandbox = False
         """Whether it was begun just now, with its sandbox, together with others."""
         self._journal = Journal(desk.rows, row.id, lambda: desk.told(row.id))
-        self._prepared = desk.prepared(self.request, row.model, self.directory, hidden.config)
-        self._secrets = {**self._prepared.secrets, **CreateSandbox.model_validate({"secrets": hidden.secrets}).secrets}
+        self._prepared: Preparation
+        self._secrets: Secrets
+        if fellow is not None and (fellow.row.agent, fellow.row.model) == (row.agent, row.model):
+            self._prepared, self._secrets = fellow._prepared, fellow._secrets
+        else:
+            self._prepared = desk.prepared(self.request, row.model, self.directory, hidden.config)
+            given = CreateSandbox.model_validate({"secrets": hidden.secrets}).secrets
+            self._secrets = {**self._prepared.secrets, **given}
         self._wanted = asyncio.Event()
         self._asked = asyncio.Event()
         self._runtime: Runtime | None = None

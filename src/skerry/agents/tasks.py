@@ -281,9 +281,10 @@ class Tasks:
         snapshot: str | None = None,
         muster: Muster | None = None,
         hidden: Hidden | None = None,
+        fellow: Run | None = None,
     ) -> Run:
         hidden = hidden or Hidden.opened(self._registry.vault, row.id, row.secrets)
-        return Run(self._desk, row, hidden, snapshot, muster)
+        return Run(self._desk, row, hidden, snapshot, muster, fellow)
 
     @property
     def free(self) -> int:

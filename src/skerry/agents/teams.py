@@ -143,7 +143,9 @@ class Teams:
         at_once = snapshot is not None and len(rows) <= self._tasks.free
         left = await (self._begun(rows) if at_once else self._left(rows))
         muster = Muster(row.id for row in left)
-        works = [self._tasks.work(row, snapshot, muster, hidden) for row in left]
+        works: list[Run] = []
+        for row in left:
+            works.append(self._tasks.work(row, snapshot, muster, hidden, works[-1] if works else None))
         wanted = [work for work in works if not work.row.cancel]
         if at_once and snapshot is not None and wanted:
             await self._make_sandboxes(snapshot, wanted)
