@@ -106,6 +106,7 @@ class Settings(BaseModel):
     preview_domain: str | None = None
     preview_scheme: Literal["http", "https"] | None = None
     public_url: str | None = None
+    region: str | None = Field(None, pattern="^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$")
     hosts: tuple[str, ...] = ()
     origins: tuple[str, ...] = ()
     buckets: Path | None = None

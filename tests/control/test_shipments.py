@@ -179,14 +179,18 @@ async def test_every_sandbox_that_hibernates_is_shipped_if_that_is_set(server: O
 
 async def test_servers_that_share_a_store_wake_each_others_with_any_request(server: Open, postgres: Postgres) -> None:
     url = postgres.create_database()
-    one, other = await server("one", database_url=url), await server("other", database_url=url)
+    where = {"region": "eu-central-1", "public_url": "https://eu.skerry.example.com"}
+    one, other = await server("one", database_url=url, **where), await server("other", database_url=url)
     await sh(one, "echo kept > /workspace/f")
-    with pytest.raises(ConflictError, match="lives on another server"):
+    with pytest.raises(ConflictError, match="lives on another server in eu-central-1") as refused:
         await sh(other, "true")
+    assert refused.value.details == {"node": one.node, "region": where["region"], "url": where["public_url"]}
+    assert "https://eu.skerry.example.com" in (refused.value.hint or "")
     await one.sleep("demo", SHIP)
     assert await asyncio.gather(*(sh(other, "cat /workspace/f") for _ in range(5))) == ["kept\n"] * 5
-    with pytest.raises(ConflictError):
+    with pytest.raises(ConflictError) as refused:
         await sh(one, "true")
+    assert refused.value.details == {"node": other.node}, "it has not said where it is"
 
 
 async def test_a_sandbox_that_is_destroyed_leaves_nothing_in_the_bucket(server: Open) -> None:

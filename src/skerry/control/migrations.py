@@ -596,6 +596,11 @@ def say_whose_commits_they_are(connection: Connection) -> None:
     connection.exec_driver_sql("ALTER TABLE session_participants ADD COLUMN email VARCHAR")
 
 
+def know_servers(connection: Connection) -> None:
+    statement = "CREATE TABLE servers (node {key} NOT NULL PRIMARY KEY, url TEXT, region VARCHAR)"
+    connection.exec_driver_sql(statement.format_map(_TYPES[connection.dialect.name]))
+
+
 MIGRATIONS: tuple[Migration, ...] = (
     create_everything,
     remember_contexts,
@@ -616,6 +621,7 @@ MIGRATIONS: tuple[Migration, ...] = (
     remember_tasks,
     remember_sessions,
     say_whose_commits_they_are,
+    know_servers,
 )
 
 

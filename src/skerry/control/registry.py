@@ -209,6 +209,8 @@ class Registry:
             await self._store.open()
             self._egress.open(self.settings.home)
             self._node = _node(self.settings.home)
+            if self.settings.region or self.settings.public_url:
+                await self._store.introduce(self._node, self.settings.public_url, self.settings.region)
             await self._settle()
             await self._expire()
             await self.workspaces.open()
@@ -718,9 +720,17 @@ class Registry:
             if row.node != self._node:
                 shipped = row.shipped and await self.shipments.find(id, row.shipped["bucket"])
                 if not shipped:
-                    raise ConflictError(f"Sandbox {id!r} lives on another server.", details={"node": row.node})
+                    raise await self.elsewhere(f"Sandbox {id!r}", row.node)
                 row = await _wholly(self._bring(*shipped))
             return self._adopt(row)
+
+    async def elsewhere(self, what: str, node: str) -> ConflictError:
+        """It is another server's of this store; where that is, if that one has told."""
+        url, region = await self._store.server(node)
+        known = {name: value for name, value in (("url", url), ("region", region)) if value}
+        place = f" in {region}" if region else ""
+        hint = f"Ask for it at {url}." if url else None
+        return ConflictError(f"{what} lives on another server{place}.", hint=hint, details={"node": node, **known})
 
     async def _make(self, id: str) -> None:
         """See to it that there is such a sandbox; it is not started."""

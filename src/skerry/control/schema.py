@@ -543,6 +543,14 @@ session_participants = Table(
     Column("joined_at", UtcDateTime, nullable=False),
 )
 
+servers = Table(
+    "servers",
+    metadata,
+    Column("node", String, primary_key=True),
+    Column("url", Text),
+    Column("region", String),
+)
+
 schema_migrations = Table(
     "schema_migrations",
     metadata,

@@ -32,7 +32,7 @@ from skerry.control.audit_rows import AuditRows
 from skerry.control.database import Database, clean, cleaned, storable
 from skerry.control.identity import LOCAL
 from skerry.control.schedule_rows import ScheduleRows
-from skerry.control.schema import contexts, events, exposures, mounts, owners, processes, sandboxes, workspaces
+from skerry.control.schema import contexts, events, exposures, mounts, owners, processes, sandboxes, servers, workspaces
 from skerry.control.session_rows import SessionRows
 from skerry.control.snapshot_rows import SnapshotRows
 from skerry.control.task_rows import TaskRows, WorkerRows
@@ -413,6 +413,21 @@ class Store(Database):
         """Whether it was there."""
         statement = delete(exposures).where(_exposed(sandbox_id), exposures.c.port == port)
         return bool(await self._write(statement.returning(exposures.c.port)))
+
+    # -- workspaces ----------------------------------------------------------------------------------------------------
+
+    # -- servers -------------------------------------------------------------------------------------------------------
+
+    async def introduce(self, node: str, url: str | None, region: str | None) -> None:
+        """Tell those who share this store where a server is reached."""
+        statement = self._upsert(servers).values(node=node, url=url, region=region)
+        said = {"url": url, "region": region}
+        await self._write(statement.on_conflict_do_update(index_elements=["node"], set_=said))
+
+    async def server(self, node: str) -> tuple[str | None, str | None]:
+        """Its address and its region, as far as it has told them."""
+        rows = await self._read(select(servers).where(servers.c.node == node))
+        return (rows[0].url, rows[0].region) if rows else (None, None)
 
     # -- workspaces ----------------------------------------------------------------------------------------------------
 

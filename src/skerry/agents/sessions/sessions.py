@@ -51,7 +51,6 @@ from skerry.control.inquiry import inquiry
 from skerry.control.registry import Registry
 from skerry.control.session_rows import ArtifactRow, EventRow, MessageRow, ParticipantRow, SessionRow, SessionRows
 from skerry.errors import (
-    ConflictError,
     InvalidRequestError,
     SessionArchivedError,
     SessionNotFoundError,
@@ -148,7 +147,7 @@ class Sessions:
             if row is None:
                 raise SessionNotFoundError(f"There is no session {id[:80]!r}.")
             if row.node != self._registry.node:
-                raise ConflictError(f"Session {id!r} lives on another server.", details={"node": row.node})
+                raise await self._registry.elsewhere(f"Session {id!r}", row.node)
             session = self._adopt(row)
         session.used_at = time.monotonic()
         return session
