@@ -105,6 +105,14 @@ def test_tasks_are_listed_and_looked_at(ask: Skerry, tmp_path: Path) -> None:
     assert ask("tasks", "task-nothing").returncode == 1
 
 
+def test_providers_are_listed_with_why_some_are_not_there(ask: Skerry) -> None:
+    rows = {row.split("\t")[0]: row.split("\t")[1:] for row in said(ask, "providers").splitlines()}
+    assert rows["local"][0] == "yes"
+    assert rows["cloudflare"] == ["no", "Cloudflare worker URL not configured"]
+    listed = json.loads(said(ask, "providers", "--json"))
+    assert [one["name"] for one in listed if one["available"]][:1] == ["local"]
+
+
 def test_a_team_is_planned_in_yaml(ask: Skerry, tmp_path: Path) -> None:
     plan = tmp_path / "plan.yaml"
     plan.write_text(

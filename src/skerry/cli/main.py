@@ -19,7 +19,7 @@ COMMANDS = {
     "commands": ("run", "exec"),
     "terminal": ("shell", "attach"),
     "code": ("code", "context"),
-    "tasks": ("task", "team", "tasks", "schedule"),
+    "tasks": ("task", "team", "tasks", "schedule", "providers"),
     "sessions": ("session",),
     "sandboxes": ("create", "ls", "info", "start", "stop", "rm"),
     "sleep": ("sleep", "wake", "touch", "update", "events"),

@@ -1,4 +1,4 @@
-"""Asking agents: task, tasks, team, schedule add, list, pause, resume, remove, history, run."""
+"""Asking agents: task, tasks, team, providers, schedule add, list, pause, resume, remove, history, run."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ ScheduleId = Annotated[str, typer.Argument(metavar="SCHEDULE", help="Its id.")]
 
 
 def register(app: typer.Typer) -> None:
-    for command in (task, tasks, team):
+    for command in (task, tasks, team, providers):
         app.command()(command)
     group = typer.Typer(help="Tasks at set times.", no_args_is_help=True, rich_markup_mode=None)
     group.command("add")(add_schedule)
@@ -184,6 +184,16 @@ def _usage(client: Any, user: str | None, as_json: bool) -> int:
     columns = ("DAY", "TASKS", "FAILED", "TOKENS IN", "TOKENS OUT", "USD")
     print_table(columns, [(*facts, tokens.input, tokens.output, f"{cost:.4f}") for *facts, tokens, cost in days])
     return 0
+
+
+def providers(context: typer.Context, as_json: AsJson = False) -> None:
+    """List where the sandboxes of tasks can be (`--provider`), and why they cannot be elsewhere."""
+    with target_of(context).client() as client:
+        found = client.task_providers()
+    if as_json:
+        return print_json([{"name": name, **one.model_dump(mode="json")} for name, one in found.items()])
+    rows = [(name, "yes" if one.available else "no", one.reason or one.description) for name, one in found.items()]
+    print_table(("PROVIDER", "AVAILABLE", "ABOUT"), rows)
 
 
 def _wishes(diff: bool, follow: bool, cancel: bool, retry: bool, artifact: str | None) -> dict[str, bool]:
