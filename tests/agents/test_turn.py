@@ -184,6 +184,25 @@ def test_an_answer_that_was_never_finished_is_no_success() -> None:
     assert told(prompted(), answer(finish=None), IDLE)[-1] == ("execution_complete", "agent_failed", False)
 
 
+def test_one_that_begins_while_it_is_looked_at_has_not_given_up() -> None:
+    """Whether it works is asked first, and what it has written then."""
+    turn = Turn(SESSION, OURS)
+    told(prompted(), turn=turn)
+    begun = [{"info": {"id": "msg_a", "role": "assistant", "parentID": OURS, "time": {"created": 101}}, "parts": []}]
+    assert turn.catch_up(begun, busy=False) == []
+    denied = answer(error=DENIED)
+    assert told(denied, IDLE, turn=turn)[-1] == ("execution_complete", "model_denied", False)
+    given_up = Turn(SESSION, OURS)
+    told(prompted(), turn=given_up)
+    assert given_up.catch_up(begun, busy=False) == []
+    assert [out["type"] for out in given_up.catch_up(begun, busy=False)] == ["error", "execution_complete"]
+
+
+def test_an_error_is_not_forgotten_for_an_older_state_of_its_message() -> None:
+    said = told(prompted(), answer(), event("session.error", error=DENIED), answer(finish=None), IDLE)
+    assert said[-1] == ("execution_complete", "model_denied", False)
+
+
 def test_a_model_that_is_asked_again_is_told_of_and_may_recover() -> None:
     retry = event("session.status", status={"type": "retry", "attempt": 1, "message": "bad day", "next": 1})
     assert told(prompted(), answer(), retry, part("p", "text", text="4"), IDLE) == [

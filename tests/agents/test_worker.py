@@ -30,6 +30,8 @@ from tests.server.conftest import ServerProcess
 
 API_KEY = "an-api-key-of-this-server"
 ID = "pod-1"
+KILL = "pkill -KILL opencode; while pgrep opencode; do sleep 0.02; done"
+"""And wait: one that is dying may still be connected to."""
 
 
 @pytest.fixture(scope="module")
@@ -184,10 +186,7 @@ async def test_a_session_that_is_not_there_is_not_found(pod: str, http: httpx.As
 
 async def test_opencodes_own_api_is_behind_the_proxy(pod: str, http: httpx.AsyncClient, model: Model) -> None:
     model.when("by hand", say("by hand it is"))
-    gone = (
-        "pkill -KILL opencode; while pgrep opencode; do sleep 0.02; done"  # one that is dying may still be connected to
-    )
-    await http.post(f"/v1/sandboxes/{pod}/exec", json={"command": gone})
+    await http.post(f"/v1/sandboxes/{pod}/exec", json={"command": KILL})
     health = (await http.get(f"/sandbox/{pod}/opencode/global/health")).json()
     assert health.get("healthy"), health
     session = (await http.post(f"/sandbox/{pod}/opencode/session", json={"title": "mine"})).json()["id"]
@@ -255,7 +254,7 @@ async def test_a_browser_is_led_to_the_preview(pod: str, http: httpx.AsyncClient
         shown = await stranger.get(url, headers={"host": host})
         assert shown.json()["healthy"]
         for ending in (f"/v1/sandboxes/{pod}/sleep", f"/v1/sandboxes/{pod}/exec"):
-            await http.post(ending, json={} if ending.endswith("sleep") else {"command": "pkill -KILL opencode"})
+            await http.post(ending, json={} if ending.endswith("sleep") else {"command": KILL})
             again = await stranger.get(url, headers={"host": host})
             assert again.json().get("healthy"), again.text
     script = {"sec-fetch-mode": "cors", "sec-fetch-dest": "empty", "sec-fetch-site": "same-origin"}
@@ -429,7 +428,7 @@ async def test_an_agent_that_died_is_there_again_for_the_next_message(
     model.when("hang", hang())
     asked = asyncio.create_task(http.post(f"/sandbox/{pod}/message", json={"message": "hang"}))
     await asyncio.to_thread(model.wait_until_asked, "hang")
-    await http.post(f"/v1/sandboxes/{pod}/exec", json={"command": "pkill -KILL opencode"})
+    await http.post(f"/v1/sandboxes/{pod}/exec", json={"command": KILL})
     answer = await asked
     assert (answer.status_code, answer.json()["error"]["code"]) == (502, "agent_died")
     model.when("2+2", say("4"))

@@ -6,8 +6,10 @@ import asyncio
 import subprocess
 import time
 from collections.abc import Callable
+from functools import partial
 
 import skerry
+from skerry.settings import SPARES
 from tests.bench.engine import Engine
 from tests.bench.report import Row
 from tests.bench.samples import Contestant, Samples, milliseconds, reason, take_turns
@@ -15,6 +17,8 @@ from tests.bench.service import Service, proportional_megabytes, service
 from tests.bench.stand import Stand
 
 POOL = 2
+SETTLED = 3.0
+"""Seconds in which a server that nobody asks anything has made its spares."""
 CROWD = 100
 KILOBYTE = "x" * 1023 + "\n"
 OUTPUT = 5_000_000
@@ -85,6 +89,22 @@ def warm(stand: Stand) -> list[Row]:
         ours()
         samples = take_turns(Contestant("Skerry", ours, stand.counts.warm))
     return [Row("warm", "the same from a warm pool", "p50 ≤ 15 ms", samples, goals=[samples.p50 <= 15])]
+
+
+def spare(stand: Stand) -> list[Row]:
+    """As `skerry serve` does it: a machine without files becomes the sandbox. As many are asked for, one after the
+    other, as a fresh server has."""
+
+    def ours() -> list[float]:
+        with service(stand.scratch, stand.fresh_name(), spares=SPARES) as server, skerry.Client(server.url) as client:
+            time.sleep(SETTLED)
+            return [milliseconds(partial(hail, client.sandbox(f"spare-{number}"))) for number in range(SPARES)]
+
+    def hail(sandbox: skerry.Sandbox) -> None:
+        expect(sandbox.exec("echo hi").stdout == "hi\n", "The command was silent.")
+
+    samples = Samples([spent for _ in range(stand.counts.large) for spent in ours()])
+    return [Row("spare", "the same from a spare", "p50 ≤ 15 ms", samples, goals=[samples.p50 <= 15])]
 
 
 def execute(stand: Stand) -> list[Row]:
@@ -275,6 +295,7 @@ def _containers(stand: Stand) -> Contestant:
 PATHS: dict[str, Callable[[Stand], list[Row]]] = {
     "create": create,
     "warm": warm,
+    "spare": spare,
     "exec": execute,
     "stream": stream,
     "read": read,

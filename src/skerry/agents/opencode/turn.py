@@ -51,6 +51,8 @@ class Turn:
         self._caught_up: set[str] = set()
         """Texts that were read while they were being written: what is added may be in them already."""
         self._failure: Json | None = None
+        self._doubted = False
+        """Whether it was found at rest, in the middle of an answer, when last looked at."""
 
     def feed(self, event: Json) -> list[Json]:
         if self.over or not isinstance(event, dict):
@@ -71,7 +73,12 @@ class Turn:
                 told += self._part({"part": {"sessionID": self.session, **part}})
                 if part.get("type") == "text" and not (part.get("time") or {}).get("end"):
                     self._caught_up.add(str(part.get("id")))
-        if not busy:
+        if busy:
+            self._doubted = False
+        elif self._unexplained() and not self._doubted:
+            # Whether it works was asked before what it has written: it may have begun in between. The next look decides.
+            self._doubted = True
+        else:
             told += self._idle({"sessionID": self.session})
         return told
 
@@ -99,8 +106,11 @@ class Turn:
         if info.get("role") != "assistant" or info.get("parentID") not in self._prompts:
             return []
         self._begun = True
+        if info.get("error"):
+            self._failure = _failure(info["error"])
+        elif id not in self._answers:  # of one that is known it may be older than the error that was told
+            self._failure = None
         self._answers[id] = info
-        self._failure = _failure(info["error"]) if info.get("error") else None
         return []
 
     # Parts
@@ -211,12 +221,17 @@ class Turn:
     def _idle(self, said: Json) -> list[Json]:
         if said.get("sessionID") != self.session or not (self._begun or self._failure is not None):
             return []
-        last = list(self._answers.values())[-1] if self._answers else {}
-        if self._failure is None and not last.get("finish") and not (last.get("time") or {}).get("completed"):
+        if self._unexplained():
             # So it is when a tool or plugin of the user's cannot be loaded.
             said_nothing = "OpenCode gave up in the middle of its answer and did not say why; its log does."
             self._failure = {"error": said_nothing, "code": "agent_failed"}
         return self._finish()
+
+    def _unexplained(self) -> bool:
+        """Whether nothing that is known would be an end."""
+        last = list(self._answers.values())[-1] if self._answers else {}
+        finished = last.get("finish") or (last.get("time") or {}).get("completed")
+        return self._begun and self._failure is None and not finished
 
     def _deleted(self, said: Json) -> list[Json]:
         if (said.get("info") or said).get("id", said.get("sessionID")) != self.session:
