@@ -45,13 +45,15 @@ def engine() -> Iterator[Engine]:
 
 
 @contextmanager
-def in_memory(size: str = "3g") -> Iterator[Path]:
-    """A directory for an engine's files: on a disk they cost most of the time, and no test asks how they are kept."""
+def in_memory(size: str | None = None) -> Iterator[Path]:
+    """A directory for an engine's files: on a disk they cost most of the time, and no test asks how they are kept.
+    Given a size, it is one that is full with so much, and never the host's own."""
     place = Path(tempfile.mkdtemp(prefix="skerry-docker-"))
     place.chmod(0o755)  # for the users that an engine maps others to
-    enough = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") > 6 << 30
-    mount = ["mount", "-t", "tmpfs", "-o", f"size={size},mode=755", "skerry-docker", str(place)]
-    mounted = enough and subprocess.run(mount, check=False).returncode == 0
+    (available,) = (line.split()[1] for line in Path("/proc/meminfo").read_text().splitlines() if "MemAvail" in line)
+    enough = size is not None or int(available) > 6 << 20
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={size or '3g'},mode=755", "skerry-docker", str(place)]
+    mounted = enough and subprocess.run(mount, check=size is not None).returncode == 0
     try:
         yield place
     finally:

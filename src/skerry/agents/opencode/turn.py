@@ -76,7 +76,7 @@ class Turn:
         if busy:
             self._doubted = False
         elif self._unexplained() and not self._doubted:
-            # Whether it works was asked before what it has written: it may have begun in between. The next look decides.
+            # Whether it works was asked before what it has written: it may have begun in between. The next look says.
             self._doubted = True
         else:
             told += self._idle({"sessionID": self.session})
