@@ -247,21 +247,38 @@ class LocalProvider:
         lock = await self._disk.acquire(spec.id)
         try:
             spare = self._spares.take(spec.limits) if spec.image == HOST else None
-            machine = None if spare is None else await self._outfitted(spare, spec, lock, died)
-            if machine is None:
-                machine = LocalMachine(self, spec.id, lock, spec.limits, died)
-                full = self._limit_disk_for_start(spec)
-                await self._begin(machine, spec.image, self._line(spec), spec.limits)
-                if full:
-                    self._disk.limit(spec.id, spec.limits.disk)
-        except OSError as error:
-            os.close(lock)
-            raise SandboxStartError(f"The sandbox could not be started: {error.strerror}.") from error
+            machine = None if spare is None else await self._outfitted(spare, spec)
         except BaseException:
             os.close(lock)
             raise
-        await self._watch_disk(machine, spec.limits.disk)
+        full = False
+        if machine is not None:
+            machine.become(spec.id, lock, died)
+        else:
+            machine = LocalMachine(self, spec.id, lock, spec.limits, died)
+            full = await self._begin_over_files(machine, spec)
+        try:
+            if full:
+                self._disk.limit(spec.id, spec.limits.disk)
+            await self._watch_disk(machine, spec.limits.disk)
+        except BaseException as error:
+            await machine.stop()
+            if isinstance(error, OSError):
+                raise SandboxStartError(f"The sandbox could not be started: {error}.") from error
+            raise
         return machine
+
+    async def _begin_over_files(self, machine: LocalMachine, spec: Spec) -> bool:
+        """Whether its disk is full, and it was given a little more to be started with."""
+        try:
+            full = self._limit_disk_for_start(spec)
+            await self._begin(machine, spec.image, self._line(spec), spec.limits)
+            return full
+        except BaseException as error:
+            machine.relock(-1)
+            if isinstance(error, OSError):
+                raise SandboxStartError(f"The sandbox could not be started: {error.strerror}.") from error
+            raise
 
     def _line(self, spec: Spec) -> list[str]:
         overlays = [
@@ -345,11 +362,8 @@ class LocalProvider:
             raise
         return machine
 
-    async def _outfitted(
-        self, spare: LocalMachine, spec: Spec, lock: int, died: Callable[[str], Awaitable[None]]
-    ) -> LocalMachine | None:
-        """A spare that has become this sandbox; None if that cannot be, and it is gone then."""
-        self._disk.limit(spec.id, spec.limits.disk)
+    async def _outfitted(self, spare: LocalMachine, spec: Spec) -> LocalMachine | None:
+        """A spare that has the files of this sandbox; None if that cannot be, and it is gone then."""
         held = {path: f"{_HOLD}/{name}" for name, path in self._paths.items()}
 
         def inside(path: str) -> str:
@@ -358,6 +372,7 @@ class LocalProvider:
             return held[found] + path.removeprefix(found)
 
         try:
+            self._disk.limit(spec.id, spec.limits.disk)
             await self.launcher.outfit(
                 spare.key,
                 root=f"{_HOLD}/root",
@@ -374,7 +389,6 @@ class LocalProvider:
                 log.info("a spare machine could not be used", sandbox=spec.id, reason=str(error))
                 return None
             raise
-        spare.become(spec.id, lock, died)
         return spare
 
     @property
