@@ -160,6 +160,18 @@ async def test_one_that_is_killed_is_replaced_and_one_that_dies_while_it_is_take
     assert await run(registry, "undaunted", "echo here") == "here\n"
 
 
+async def test_one_whose_attendant_is_killed_is_done_without(registry: Registry) -> None:
+    await full(registry)
+    provider = provider_of(registry)
+    spares_of = {provider.launcher._pids[spare.key] for spare in provider._spares._ready}
+    for pid in _below(provider.launcher.pid):
+        # It is in the host's pid namespace, but in the mount namespace of a spare.
+        of_a_spare = any(os.readlink(f"/proc/{pid}/ns/mnt") == os.readlink(f"/proc/{one}/ns/mnt") for one in spares_of)
+        if of_a_spare and os.readlink(f"/proc/{pid}/ns/pid") == os.readlink("/proc/self/ns/pid"):
+            os.kill(pid, signal.SIGKILL)
+    assert await run(registry, "unattended", "echo here") == "here\n"
+
+
 async def test_copies_that_were_made_ahead_are_as_others(registry: Registry) -> None:
     await run(registry, "origin", "echo first > /workspace/f")
     snapshot = await registry.snapshots.create("origin", CreateSnapshot())

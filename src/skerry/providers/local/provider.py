@@ -57,6 +57,8 @@ HOST = "host"
 TOP = ("/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
 _HOLD = "/.hold"
 """Where a machine that has no files yet sees what it can be given."""
+_OUTFITTING = 10.0
+"""Seconds: whoever does it may be killed before it answers."""
 _TO_START = 16 << 20
 """Bytes that starting a sandbox may write to its disk."""
 
@@ -373,14 +375,15 @@ class LocalProvider:
 
         try:
             self._disk.limit(spec.id, spec.limits.disk)
-            await self.launcher.outfit(
-                spare.key,
-                root=f"{_HOLD}/root",
-                hostname=_hostname(spec.id),
-                overlays=[(*map(inside, paths), target) for *paths, target in self._layers(spec)],
-                moved=["/proc", "/dev", "/run"],
-                shown=[(inside(source), target) for source, target in self._shown(spec)],
-            )
+            async with asyncio.timeout(_OUTFITTING):
+                await self.launcher.outfit(
+                    spare.key,
+                    root=f"{_HOLD}/root",
+                    hostname=_hostname(spec.id),
+                    overlays=[(*map(inside, paths), target) for *paths, target in self._layers(spec)],
+                    moved=["/proc", "/dev", "/run"],
+                    shown=[(inside(source), target) for source, target in self._shown(spec)],
+                )
             if spec.limits != spare.started_with and (group := self.group(spare.key)) is not None:
                 Controls(group).change(spec.limits)
         except BaseException as error:
