@@ -50,8 +50,14 @@ class World:
         return [said for said in found if str(said["target"]).partition("?")[0] == path]
 
 
+_there: list[World] = []
+
+
 @pytest.fixture(scope="session")
 def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    if _there:  # tests elsewhere have this fixture, too, and its addresses can be had only once
+        yield _there[0]
+        return
     directory = tmp_path_factory.mktemp("world")
     authority = WorldAuthority(directory)
     site = directory / "site"
@@ -82,8 +88,10 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
         assert process.stdout is not None
         try:
             assert process.stdout.readline() == "ready\n"
-            yield World(authority, site)
+            _there.append(World(authority, site))
+            yield _there[0]
         finally:
+            _there.clear()
             process.stdin.close()
             process.wait(20)
             process.stdout.close()
