@@ -148,8 +148,13 @@ class _Channel:
 
     def arrived(self, kind: int, payload: bytes) -> None:
         if kind == DATA:
-            self.inbox.append(payload)
             self.held += len(payload)
+            if self.held > WINDOW:  # more than was allowed: it is not kept, and who waits to pass some on need not
+                self.inbox.clear()
+                if self.writer is not None:
+                    _abort(self.writer)
+            else:
+                self.inbox.append(payload)
             self._filled.set()
         elif kind == END:
             self.inbox.append(None)
@@ -174,7 +179,7 @@ class _Channel:
 
     async def next(self) -> bytes | None:
         """What is to be passed on; None at the end."""
-        while not self.inbox and not self.over:
+        while not self.inbox and not self.over and self.held <= WINDOW:
             self._filled.clear()
             await self._filled.wait()
         self.check()
