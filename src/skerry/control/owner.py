@@ -231,8 +231,10 @@ class Owner:
         self._require_time()
         row, began = self.row, time.perf_counter()
         if self.files is not None:
-            await self.files
-            self.files = None
+            try:
+                await self.files
+            finally:
+                self.files = None  # those that did not come are missing from now on
         # Before anything is recorded: the record of a machine that another process runs is that process's to keep.
         try:
             await self._provider.require_idle(self.id)
