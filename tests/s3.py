@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import json
+import random
 import secrets
 import shutil
 import signal
@@ -13,6 +14,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 
@@ -23,6 +25,7 @@ from obstore.store import S3Store
 
 from skerry.storage.buckets import Buckets
 
+ATTEMPTS = 3
 _PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None)
 
@@ -39,6 +42,17 @@ class S3:
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
+        """It takes its ports one after the other, and what takes one meanwhile ends it: then with others."""
+        for attempt in range(1, ATTEMPTS + 1):
+            try:
+                return self._start()
+            except RuntimeError:
+                self.stop()
+                if attempt == ATTEMPTS:
+                    raise
+                shutil.rmtree(self.home / "data")
+
+    def _start(self) -> None:
         identity = {
             "name": "tests",
             "credentials": [{"accessKey": self.access_key, "secretKey": self.secret_key}],
@@ -141,12 +155,17 @@ class S3:
 
 
 def free_ports(count: int) -> list[int]:
-    # gRPC ports default to +10000, so low ones; all held at once, so that they differ.
-    held = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [one.getsockname()[1] for one in held]
-    for one in held:
-        one.close()
-    return ports
+    """Below those that the kernel hands out for connections, which others may be given before these are taken."""
+    first = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    held: list[socket.socket] = []
+    try:
+        while len(held) < count:
+            with suppress(OSError):
+                held.append(socket.create_server(("127.0.0.1", random.randrange(min(10000, first // 2), first))))
+        return [one.getsockname()[1] for one in held]
+    finally:
+        for one in held:
+            one.close()
 
 
 @pytest.fixture(scope="session")
