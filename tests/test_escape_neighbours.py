@@ -75,8 +75,7 @@ print("ready", flush=True); time.sleep(60)
 
 
 async def test_neighbours_do_not_see_or_signal_each_other(sh: Sh, neighbour: Sh) -> None:
-    await sh("bash -c 'exec -a spotted sleep 600' &")
-    assert "spotted" in (await sh("ps -eo args")).stdout
+    await sh(_started("spotted"))
     assert "spotted" not in (await neighbour("ps -eo args")).stdout
     await neighbour("kill -9 -1", session=None)
     assert "spotted" in (await sh("ps -eo args")).stdout
@@ -84,14 +83,18 @@ async def test_neighbours_do_not_see_or_signal_each_other(sh: Sh, neighbour: Sh)
 
 async def test_a_session_alone_is_neither_seen_nor_traced_nor_signalled(runtime: Runtime, sh: Sh) -> None:
     await runtime.sessions.create(CreateSession(id="alone"))
-    await sh("bash -c 'exec -a hidden sleep 600' &", session="alone")
-    assert "hidden" in (await sh("ps -eo args", session="alone")).stdout
+    await sh(_started("hidden"), session="alone")
     assert "hidden" not in (await sh("ps -eo args")).stdout
     await sh("kill -9 -1", session=None)
     assert "hidden" in (await sh("ps -eo args", session="alone")).stdout
     # Nor the other way round, whatever number is tried.
-    await sh("bash -c 'exec -a mine sleep 600' &")
+    await sh(_started("mine"))
     await sh(
         "for n in $(seq 2 400); do kill -9 $n; strace -p $n -o /dev/null & done 2>/dev/null; kill %% ", session="alone"
     )
     assert "mine" in (await sh("ps -eo args")).stdout
+
+
+def _started(name: str) -> str:
+    """A process of that name, and until it has it."""
+    return f"bash -c 'exec -a {name} sleep 600' & until ps -eo args | grep -q '^{name} 600'; do sleep 0.01; done"
