@@ -27,6 +27,7 @@ class Counts:
     list: int = 60
     output: int = 20
     large: int = 7
+    teams: int = 20
     crowds: int = 3
     docker_runs: int = 15
     docker_execs: int = 30
@@ -48,6 +49,7 @@ QUICK = Counts(
     list=20,
     output=8,
     large=3,
+    teams=6,
     crowds=1,
     docker_runs=5,
     docker_execs=10,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Sequence
 from contextlib import ExitStack
 from datetime import UTC, datetime
 from typing import Any
@@ -17,7 +16,7 @@ from skerry.settings import SPARES
 from tests.agents.conftest import HOST
 from tests.agents.model import Model, config, say
 from tests.bench.agents import outside
-from tests.bench.paths import expect
+from tests.bench.paths import WrongAnswerError, expect
 from tests.bench.report import Row
 from tests.bench.samples import Contestant, Samples, milliseconds, take_turns
 from tests.bench.service import service
@@ -25,7 +24,7 @@ from tests.bench.stand import Stand
 
 TEAM = 5
 KEY = "key-of-the-model"
-REST = 2.0
+REST = 2.5
 """Seconds between teams, in which the server makes ready again what they took."""
 
 
@@ -70,7 +69,6 @@ def first_event(stand: Stand) -> list[Row]:
 def team(stand: Stand) -> list[Row]:
     """Agents of a team from one prepared snapshot: until each has its machine and its agent is being started, and until
     each agent is up and has its prompt. Whoever watches them is not counted: the times are those of their events."""
-    up = dict[int, list[float]]()
     with (
         Model(HOST, key=KEY) as model,
         service(stand.scratch, "teams", spares=SPARES) as server,
@@ -81,35 +79,39 @@ def team(stand: Stand) -> list[Row]:
         prepared.exec("mkdir -p /home/user/workspace && cd /home/user/workspace && seq 20000 | split -l 20 - part-")
         snapshot = prepared.snapshot()
 
-        def measured(agents: int) -> float:
+        def until(words: str, agents: int) -> float:
             time.sleep(REST)
             members = [{"role": f"{number}", "message": "Say ok."} for number in range(agents)]
             asked_at = datetime.now(UTC)
             begun = client.run_team(members, **_work(model), snapshot=snapshot.id, detach=True)
-            told = [list(client.follow_task(agent.id)) for agent in begun.agents]
-            up.setdefault(agents, []).append(_last(told, "The agent is working.", asked_at))
-            return _last(told, "Starting", asked_at)
+            times = [_when(client, agent.id, words) for agent in begun.agents]
+            client.cancel_team(begun.team_id)
+            return (max(times) - asked_at).total_seconds() * 1000
 
-        measured(1)
-        up.clear()
-        rival = Contestant("a team of one", lambda: measured(1), stand.counts.large)
-        samples = take_turns(Contestant("Skerry", lambda: measured(TEAM), stand.counts.large), rival)
+        def compared(words: str, count: int) -> tuple[Samples, Contestant]:
+            alone = Contestant("a team of one", lambda: until(words, 1), count)
+            return take_turns(Contestant("Skerry", lambda: until(words, TEAM), count), alone), alone
+
+        until("The agent is working.", 1)
+        samples, rival = compared("Starting", stand.counts.teams)
+        up, alone = compared("The agent is working.", stand.counts.large)
         prepared.destroy()
         client.delete_snapshot(snapshot, force=True)
     goals = [None if rival.samples is None else samples.p50 <= 1.5 * rival.samples.p50]
     path, reach = f"a team of {TEAM} from one snapshot, until all are at their agent's start", "≤ 1.5x a team of one"
-    alone = Contestant("a team of one", values=up.get(1, []))
     return [
         Row("team-start", path, reach, samples, rivals=[rival], goals=goals),
-        Row("team-up", "… until all agents are up and have their prompts", "", Samples(up[TEAM]), rivals=[alone]),
+        Row("team-up", "… until all agents are up and have their prompts", "", up, rivals=[alone]),
     ]
 
 
-def _last(told: Sequence[Sequence[TaskEvent]], words: str, since: datetime) -> float:
-    """When the last agent of a team was that far, in milliseconds."""
-    found = [event.at for events in told for event in events if (event.message or "").startswith(words)]
-    expect(len(found) == len(told), "Not every agent was started.")
-    return (max(found) - since).total_seconds() * 1000
+def _when(client: skerry.Client, task: str, words: str) -> datetime:
+    """When a task had come so far."""
+    with client.follow_task(task) as events:
+        for event in events:
+            if (event.message or "").startswith(words):
+                return event.at
+    raise WrongAnswerError(f"The task ended before it said {words!r}.")
 
 
 def _first_step(port: int) -> None:

@@ -6,18 +6,24 @@ import asyncio
 import io
 import itertools
 import tarfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import pytest_asyncio
 
+from skerry.control import reaper
 from skerry.control.open import open_registry
+from skerry.control.owner import Owner
 from skerry.control.registry import Registry
 from skerry.errors import (
     ConflictError,
+    FilesMissingError,
     ImageInUseError,
     InvalidRequestError,
+    NoSpaceError,
+    QuotaExceededError,
     SandboxExistsError,
     SandboxNotFoundError,
     SnapshotExistsError,
@@ -315,6 +321,135 @@ async def test_an_ephemeral_sandbox_from_a_snapshot_forgets_all_that_came_after(
     await sh(registry, made.id, "echo more >f; echo new >g")
     await registry.stop(made.id)
     assert await sh(registry, made.id, "cat f; ls") == "from the snapshot\nf\n"
+
+
+# -- several that are started at once ----------------------------------------------------------------------------------
+
+
+async def several(registry: Registry, id: str, *names: str) -> list[str]:
+    snapshot = await take(registry, id)
+    ids = [f"{id}-{name}" for name in names]
+    await registry.create_from(snapshot.id, [CreateSandbox(id=each) for each in ids])
+    return ids
+
+
+async def test_several_from_one_snapshot_start_without_being_asked_to(registry: Registry, id: str) -> None:
+    await sh(registry, id, "echo one >f")
+    ids = await several(registry, id, "a", "b", "c")
+    async with asyncio.timeout(30):
+        while [(await registry.get(each)).state for each in ids] != [State.ACTIVE] * 3:
+            await asyncio.sleep(0.01)
+    for each in ids:
+        assert await sh(registry, each, f"cat f; echo {each} >f; cat f") == f"one\n{each}\n"
+        assert (await registry.get(each)).starts == 1
+        assert [event.kind for event in await registry.history.list(each)] == ["created", "started"]
+    listed = (await registry.list(prefix=f"{id}-")).sandboxes
+    assert [(info.id, info.state, info.starts) for info in listed] == [(each, State.ACTIVE, 1) for each in ids]
+
+
+async def test_one_of_several_whose_files_do_not_come_says_why_and_fails_alone(
+    registry: Registry, id: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await sh(registry, id, "echo one >f")
+    clone = registry.provider.clone
+
+    async def partly(snapshot: str, to: str) -> None:
+        if to.endswith("-b"):
+            raise NoSpaceError("There is no room for it.")
+        await clone(snapshot, to)
+
+    monkeypatch.setattr(registry.provider, "clone", partly)
+    first, second = await several(registry, id, "a", "b")
+    with pytest.raises(NoSpaceError):
+        await sh(registry, second, "true")
+    with pytest.raises(FilesMissingError):
+        await sh(registry, second, "true")
+    info = await registry.get(second)
+    assert (info.state, info.last_stop) == (State.FAILED, "There is no room for it.")
+    kinds = [event.kind for event in await registry.history.list(second)]
+    assert (kinds, (await registry.list(prefix=second)).sandboxes[0].state) == (["created", "failed"], State.FAILED)
+    row = await registry._store.get_sandbox(second)
+    assert row is not None
+    assert (row.state, row.starts) == (State.FAILED, 0)
+    assert await sh(registry, first, "cat f") == "one\n"
+
+
+async def test_one_of_several_that_may_not_be_started_is_on_record_as_not_started(
+    registry: Registry, id: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await sh(registry, id, "echo one >f")
+
+    async def refuse(owner: Owner) -> Callable[[], None]:
+        raise QuotaExceededError("Too many run.")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(registry, "_attendants", replace(registry._attendants, admit=refuse))
+        (each,) = await several(registry, id, "a")
+    with pytest.raises(QuotaExceededError):
+        await sh(registry, each, "true")
+    await registry.history.flush()
+    listed = (await registry.list(prefix=each)).sandboxes
+    assert [(info.state, info.starts) for info in listed] == [(State.CREATED, 0)]
+    row = await registry._store.get_sandbox(each)
+    assert row is not None
+    assert (row.state, row.starts) == (State.CREATED, 0)
+
+
+async def test_one_whose_files_take_their_time_is_not_put_away_meanwhile(
+    registry: Registry, id: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await sh(registry, id, "echo one >f")
+    clone, arrive = registry.provider.clone, asyncio.Event()
+
+    async def late(snapshot: str, to: str) -> None:
+        await arrive.wait()
+        await clone(snapshot, to)
+
+    monkeypatch.setattr(registry.provider, "clone", late)
+    (each,) = await several(registry, id, "a")
+    owner = registry._owners[each]
+    owner._idle_since -= 10 * reaper.REAP_EVERY
+    await asyncio.sleep(3 * reaper.REAP_EVERY)
+    assert not owner.gone
+    arrive.set()
+    assert await sh(registry, each, "cat f") == "one\n"
+    assert (registry._owners[each] is owner, owner.row.starts) == (True, 1)
+
+
+@pytest.mark.parametrize("end", ["destroy", "stop", "rollback", "snapshot", "close"])
+async def test_several_that_are_still_being_started_can_be_changed(registry: Registry, id: str, end: str) -> None:
+    await sh(registry, id, "echo one >f")
+    taken = await take(registry, id)
+    await sh(registry, id, "echo two >f")
+    (each,) = await several(registry, id, "a")
+    if end == "destroy":
+        await registry.destroy(each)
+        with pytest.raises(SandboxNotFoundError):
+            await registry.get(each)
+        return
+    if end == "stop":
+        assert (await registry.stop(each)).state == State.HIBERNATED
+    elif end == "rollback":
+        await back(registry, each, taken)
+        assert await sh(registry, each, "cat f") == "one\n"
+        return
+    elif end == "snapshot":
+        kept = await take(registry, each)
+        assert await sh(registry, (await registry.create(CreateSandbox(snapshot=kept.id))).id, "cat f") == "two\n"
+    else:
+        await registry._put_to_sleep(registry._owners[each])  # as the server does when it closes
+        assert (await registry.get(each)).state == State.HIBERNATED
+    assert await sh(registry, each, "cat f") == "two\n"
+
+
+async def test_several_of_which_one_exists_are_not_made(registry: Registry, id: str) -> None:
+    await sh(registry, f"{id}-b", "true")
+    await sh(registry, id, "true")
+    with pytest.raises(SandboxExistsError):
+        await several(registry, id, "a", "b")
+    with pytest.raises(SandboxNotFoundError):
+        await registry.get(f"{id}-a")
+    assert await registry.provider.exists(f"{id}-b")
 
 
 # -- going back --------------------------------------------------------------------------------------------------------

@@ -59,12 +59,12 @@ class Teams:
 
     # -- asking --------------------------------------------------------------------------------------------------------
 
-    async def create(self, request: CreateTeam) -> TeamRow:
+    async def create(self, request: CreateTeam) -> TeamInfo:
         team, rows, hidden = self.rows_of(request)
         await self.require(team, rows, hidden)
         await self._rows.insert(*rows, team=team)
         self.start(team, rows, hidden)
-        return team
+        return _described(team, rows)
 
     async def require(self, team: TeamRow, rows: Sequence[TaskRow], hidden: Hidden) -> None:
         """Raises if there could not be such sandboxes; they differ by nothing but the agent."""
@@ -141,7 +141,7 @@ class Teams:
         if team.step != "running":
             await self._rows.update_team(team.id, step="running", snapshot=snapshot)
         at_once = snapshot is not None and len(rows) <= self._tasks.free
-        left = await (self._begun(rows) if at_once else self._left(rows))
+        left = await (self._rows.begin(rows, now()) if at_once else self._left(rows))
         muster = Muster(row.id for row in left)
         works: list[Run] = []
         for row in left:
@@ -155,9 +155,6 @@ class Teams:
         begun = [self._tasks.start(work) for work in works]
         if begun:
             await asyncio.wait(begun)
-
-    async def _begun(self, rows: Sequence[TaskRow]) -> list[TaskRow]:
-        return await self._rows.begin([row.id for row in rows], now())
 
     async def _left(self, rows: Sequence[TaskRow]) -> list[TaskRow]:
         found = [await self._rows.get(row.id) for row in rows]

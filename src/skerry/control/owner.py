@@ -100,8 +100,8 @@ class Owner:
         self._events = events
         self._attendants = attendants
         self.mounts = mounts.of(self)
-        self.files: asyncio.Future[None] | None = None
-        """Those it was made with, while they are on their way."""
+        self._beginning: asyncio.Task[None] | None = None
+        """Its first start, if that began at once: under way, or failed and nobody was told yet."""
         self._machine: Machine | None = None
         self._runtime: Runtime | None = None
         self._egress = egress
@@ -224,23 +224,56 @@ class Owner:
 
     # -- changes of life, all with ``life`` held -----------------------------------------------------------------------
 
+    async def begin(self, files: Awaitable[None]) -> None:
+        """Start it, which is on record already, as soon as its files are there. If that fails, whoever wants to start
+        it is told why. ``life``, which nobody knows yet, is held meanwhile."""
+
+        async def beginning() -> None:
+            try:
+                await files
+            except SkerryError as error:
+                self._fail(error.message, starts=0)
+                raise
+            try:
+                await self._start(recorded=True)
+            except SkerryError:
+                self._save(state=self.row.state, starts=0)  # also of one that was refused before it was begun
+                raise
+
+        def ended(task: asyncio.Task[None]) -> None:
+            self.life.release()
+            if not task.cancelled() and task.exception() is None:
+                self._beginning = None
+
+        await self.life.acquire()
+        self._beginning = asyncio.get_running_loop().create_task(beginning())
+        self._beginning.add_done_callback(ended)
+
+    def begun(self) -> None:
+        """Whatever came of its beginning matters no more."""
+        self._beginning = None
+
     async def start(self, *, fresh: bool = False) -> None:
         """Awake, whatever it was before. ``fresh``: should its files be missing, over an empty disk."""
-        if self._runtime is not None:
-            return await self.thaw()
+        beginning, self._beginning = self._beginning, None
+        if beginning is not None:
+            await beginning  # it has failed
+        elif self._runtime is not None:
+            await self.thaw()
+        else:
+            await self._start(fresh=fresh)
+
+    async def _start(self, *, fresh: bool = False, recorded: bool = False) -> None:
+        """``recorded``: that it is started is in the store already."""
         self._require_time()
         row, began = self.row, time.perf_counter()
-        if self.files is not None:
+        if not recorded:
+            # Before anything is: the record of a machine that another process runs is that process's to keep.
             try:
-                await self.files
-            finally:
-                self.files = None  # those that did not come are missing from now on
-        # Before anything is recorded: the record of a machine that another process runs is that process's to keep.
-        try:
-            await self._provider.require_idle(self.id)
-        except SandboxBusyError:
-            self.gone = True  # what this process knows of it is old
-            raise
+                await self._provider.require_idle(self.id)
+            except SandboxBusyError:
+                self.gone = True  # what this process knows of it is old
+                raise
         if row.shipped is not None:
             await self._attendants.claim(self)
             row = self.row
@@ -258,7 +291,7 @@ class Owner:
         self._started_with = limits = self._limits.of(row.limits)
         warm = self._pool.take(row.image, limits, row.toolboxes) if not row.starts and not filled else None
         # Beside each other: a server that is killed once a command was answered must find that there was a start.
-        recording = asyncio.ensure_future(self._store.record_start(self.id))
+        recording = asyncio.ensure_future(_nothing() if recorded else self._store.record_start(self.id))
         try:
             with self.metrics.timed("start"):
                 await (self._launch(limits) if warm is None else self._adopt(warm, limits))
@@ -296,14 +329,8 @@ class Owner:
                 details={"sandboxId": self.id},
             )
 
-    async def arrived(self) -> None:
-        """Its files are no longer on their way, whether they came or not."""
-        if self.files is not None:
-            await asyncio.gather(self.files, return_exceptions=True)
-
     async def require_files(self) -> None:
         """Its files are where they should be, or it never had any."""
-        await self.arrived()
         if self._must_have_files() and not await self._provider.exists(self.id):
             raise self._files_missing()
 
@@ -455,7 +482,6 @@ class Owner:
         before, began = self.row.state, time.perf_counter()
         # Recorded first: a server that is killed in the middle is followed by one that finishes it.
         await self.update(state=State.DESTROYED)
-        await self.arrived()
         with self.metrics.timed("destroy"):
             await self.stop("It was destroyed.")
             await self._ledger.flush()
@@ -573,6 +599,10 @@ class Owner:
         self._events.record(
             self.id, kind, message, by=by, took=took, details=details, from_state=before, to_state=after
         )
+
+
+async def _nothing() -> None:
+    return None
 
 
 class _Records:

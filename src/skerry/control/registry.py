@@ -9,7 +9,7 @@ import secrets
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
@@ -253,7 +253,6 @@ class Registry:
 
     async def _put_to_sleep(self, owner: Owner) -> None:
         async with owner.life:
-            await owner.arrived()
             if owner.running:
                 await owner.stop("The server was stopped.", min(self.settings.stop_grace, CLOSING_GRACE))
 
@@ -317,8 +316,8 @@ class Registry:
         return owner.info()
 
     async def create_from(self, snapshot: str, requests: Sequence[CreateSandbox]) -> None:
-        """Sandboxes over one snapshot, where that is, to be started at once: all of them, or none and an error. Their
-        files may still be on their way, and if they do not come, the one that misses them says so when it starts."""
+        """Sandboxes over one snapshot, where that is: all of them, or none and an error. They are being started when
+        this returns, their files may still be on their way, and one that cannot be says why to whoever uses it."""
         for request in requests:
             check_env(request.env)
         for toolbox in {name: None for request in requests for name in request.toolboxes}:
@@ -695,6 +694,7 @@ class Registry:
             owner = self._owners.get(id) or await self._find(id, make=make)
             try:
                 async with owner.life:
+                    owner.begun()
                     if not owner.gone:
                         await _wholly(change(owner))
                         await self._ledger.flush()  # what was asked for and answered is on record
@@ -761,7 +761,8 @@ class Registry:
                         clone.result()
                 for row in rows:
                     self.backups.restores.inherit(row.id, origin.restores)
-                await self._store.insert_sandboxes(rows, most)
+                begun = [replace(row, state=State.STARTING, starts=1) for row in rows]
+                await self._store.insert_sandboxes(begun if origin.soon else rows, most)
             except BaseException:
                 for row, failure in zip(rows, await asyncio.gather(*clones, return_exceptions=True), strict=True):
                     if failure is None:
@@ -774,8 +775,9 @@ class Registry:
                 self.metrics.created.inc()
                 self.history.record(row.id, "created", origin.said, took=took, to_state=State.CREATED)
             owners = [self._adopt(row) for row in rows]
-            for owner, clone in zip(owners, clones, strict=True):
-                owner.files = clone
+            if origin.soon:
+                for owner, clone in zip(owners, clones, strict=True):
+                    await owner.begin(clone)
             return owners
 
     async def _insert(self, id: str, request: CreateSandbox) -> Owner:

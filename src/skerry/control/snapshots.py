@@ -62,7 +62,7 @@ class Origin:
     restores: Sequence[Facts]
     """Those that the snapshot holds unfinished."""
     soon: bool = False
-    """They may still be on their way to it when they are on record: whoever starts one waits."""
+    """They may still be on their way when the sandboxes are on record, which are started as soon as they come."""
 
 
 Place = Callable[[Sequence[SandboxRow], Origin], Awaitable[list[Owner]]]

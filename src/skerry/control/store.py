@@ -6,14 +6,13 @@ What belongs to one noun more stands in a module of its own (``snapshot_rows``, 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from datetime import datetime
 from typing import Any
 
 from sqlalchemy import (
     ColumnElement,
-    Executable,
     Row,
     delete,
     func,
@@ -29,7 +28,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from skerry.control.account_rows import AccountRows
 from skerry.control.audit_rows import AuditRows
-from skerry.control.database import Database, clean, cleaned, storable
+from skerry.control.database import Database, T, clean, cleaned, storable
 from skerry.control.identity import LOCAL
 from skerry.control.schedule_rows import ScheduleRows
 from skerry.control.schema import contexts, events, exposures, mounts, owners, processes, sandboxes, servers, workspaces
@@ -149,14 +148,22 @@ class Store(Database):
         """``most``: how many its owner may have, this one included; ``QuotaExceededError`` if that is too many."""
         values = _values(row)
         statement = self._upsert(sandboxes).values(values).on_conflict_do_nothing().returning(sandboxes.c.id)
-        if not await (self._write(statement) if most is None else self._counted(statement, [row], most)):
+
+        async def insert_one(connection: AsyncConnection) -> bool:
+            return (await connection.execute(statement)).first() is not None
+
+        if not await (self._write(statement) if most is None else self._counted(insert_one, [row], most)):
             raise _exists(row.id)
 
     async def insert_sandboxes(self, rows: Sequence[SandboxRow], most: int | None = None) -> None:
         """All of them or none."""
-        statement = insert(sandboxes).values([_values(row) for row in rows]).returning(sandboxes.c.id)
+
+        async def insert_all(connection: AsyncConnection) -> None:
+            # Not as the values of one statement: that would be put together anew each time, which takes longer.
+            await connection.execute(insert(sandboxes), [_values(row) for row in rows])
+
         try:
-            await (self._write(statement) if most is None else self._counted(statement, rows, most))
+            await (self._together(insert_all) if most is None else self._counted(insert_all, rows, most))
         except IntegrityError as error:
             taken = await self.taken(row.id for row in rows)
             raise _exists(min(taken) if taken else rows[0].id) from error
@@ -197,7 +204,9 @@ class Store(Database):
         started = update(sandboxes).where(sandboxes.c.id.in_(sorted(ids))).values(begun).returning(sandboxes.c.id)
         return {row.id for row in await self._write(started)}
 
-    async def _counted(self, statement: Executable, rows: Sequence[SandboxRow], most: int) -> Sequence[Row[Any]]:
+    async def _counted(
+        self, work: Callable[[AsyncConnection], Awaitable[T]], rows: Sequence[SandboxRow], most: int
+    ) -> T:
         """Insert new sandboxes of one owner if it then has no more than so many, whoever else makes some meanwhile.
 
         In PostgreSQL nothing less than a lock keeps two from counting the same.
@@ -205,12 +214,12 @@ class Store(Database):
         owner = rows[0].owner
         counted = select(func.count()).select_from(sandboxes).where(sandboxes.c.owner == owner)
 
-        async def insert_counted(connection: AsyncConnection) -> Sequence[Row[Any]]:
+        async def insert_counted(connection: AsyncConnection) -> T:
             await connection.execute(select(owners.c.name).where(owners.c.name == owner).with_for_update())
             there = (await connection.execute(counted)).scalar_one()
             if there + len(rows) > most:
                 raise _too_many(owner, there, most)
-            return (await connection.execute(statement)).all()
+            return await work(connection)
 
         return await self._together(insert_counted)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import builtins
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from datetime import datetime, timedelta
 from typing import Any, TypeVar
 
@@ -176,12 +176,13 @@ class TaskRows:
         rows = await self._read(select(tasks).where(tasks.c.team_id == id).order_by(tasks.c.place))
         return TeamRow(**found[0]._mapping), [TaskRow(**row._mapping) for row in rows]
 
-    async def begin(self, ids: Sequence[str], at: datetime) -> builtins.list[TaskRow]:
-        """Tasks that are begun together; those of them that have not ended."""
-        mine = (tasks.c.id.in_(ids), tasks.c.status.in_(OPEN))
+    async def begin(self, rows: Sequence[TaskRow], at: datetime) -> builtins.list[TaskRow]:
+        """Tasks that are begun together, as they are then; without those that have ended since they were read."""
+        mine = (tasks.c.id.in_([row.id for row in rows]), tasks.c.status.in_(OPEN))
         begun = {"status": "running", "step": "preparing", "started_at": func.coalesce(tasks.c.started_at, at)}
-        rows = await self._write(update(tasks).where(*mine).values(begun).returning(*tasks.c))
-        return sorted((TaskRow(**row._mapping) for row in rows), key=lambda row: row.place or 0)
+        told = (tasks.c.id, tasks.c.status, tasks.c.step, tasks.c.started_at, tasks.c.cancel)
+        found = {row.id: row for row in await self._write(update(tasks).where(*mine).values(begun).returning(*told))}
+        return [replace(row, **found[row.id]._mapping) for row in rows if row.id in found]
 
     async def update_team(self, id: str, **changes: Any) -> None:
         await self._write(update(teams).where(teams.c.id == id).values(changes))

@@ -31,6 +31,7 @@ from skerry.agents.task_models import (
     UpdateSchedule,
 )
 from skerry.agents.templates import TEMPLATES
+from skerry.agents.views import described
 from skerry.agents.workforce import Workforce
 from skerry.errors import SkerryError
 from skerry.models import Done, SyncRequest, SyncResult, now
@@ -73,7 +74,7 @@ def routes(workforce: Workforce) -> APIRouter:
     async def create_task(body: CreateTask, request: Request) -> Response:
         row = await workforce.tasks.create(body)
         if body.detach:
-            return answer(await workforce.tasks.get(row.id), 202)
+            return answer(described(row), 202)
         return answer(await _patiently(request, workforce.tasks.wait(row.id)) or await workforce.tasks.get(row.id))
 
     @router.post("/task/stream", response_class=Response, responses=documented(TaskEvent))
@@ -107,7 +108,7 @@ def routes(workforce: Workforce) -> APIRouter:
 
     @router.post("/task/{task}/retry", status_code=202, response_model=TaskInfo)
     async def retry_task(task: TaskId) -> Response:
-        return answer(await workforce.tasks.get((await workforce.tasks.retry(task)).id), 202)
+        return answer(described(await workforce.tasks.retry(task)), 202)
 
     @router.get("/tasks", response_model=TaskList)
     async def list_tasks(
@@ -125,10 +126,11 @@ def routes(workforce: Workforce) -> APIRouter:
 
     @router.post("/team", response_model=TeamInfo, responses={202: {"model": TeamInfo, "description": "Detached."}})
     async def create_team(body: CreateTeam, request: Request) -> Response:
-        row = await workforce.teams.create(body)
+        made = await workforce.teams.create(body)
         if body.detach:
-            return answer(await workforce.teams.get(row.id), 202)
-        return answer(await _patiently(request, workforce.teams.wait(row.id)) or await workforce.teams.get(row.id))
+            return answer(made, 202)
+        id = made.team_id
+        return answer(await _patiently(request, workforce.teams.wait(id)) or await workforce.teams.get(id))
 
     @router.get("/team/{team}", response_model=TeamInfo)
     async def get_team(team: TaskId) -> Response:

@@ -134,7 +134,7 @@ async def test_a_team_of_three_costs_one_clone_and_one_that_fails_fails_alone(
         {"role": "reader", "message": "Explain adding.py."},
     ]
     request = CreateTeam.model_validate({"agents": agents, "gitUrl": repository, **shared(model, forge)})
-    team = await workforce.teams.wait((await workforce.teams.create(request)).id)
+    team = await workforce.teams.wait((await workforce.teams.create(request)).team_id)
     fixer, refuser, reader = team.agents
     assert (team.status, team.shared, forge.clones) == ("partial", True, ["/adding.git"])
     assert (fixer.status, fixer.changed_files) == ("completed", 1)

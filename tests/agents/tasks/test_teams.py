@@ -35,7 +35,7 @@ def asked(*members: tuple[str, list[dict[str, Any]]], **options: Any) -> CreateT
 
 
 async def done(teams: Teams, *members: tuple[str, list[dict[str, Any]]], **options: Any) -> TeamInfo:
-    return await teams.wait((await teams.create(asked(*members, **options))).id)
+    return await teams.wait((await teams.create(asked(*members, **options))).team_id)
 
 
 async def test_each_has_a_sandbox_of_its_own_and_one_that_fails_fails_alone(teams: Teams, registry: Registry) -> None:
@@ -96,8 +96,8 @@ async def test_more_than_may_work_at_a_time_are_not_all_said_to(
     members = [(f"agent {number}", [{"hang": True}]) for number in range(3)]
     team = await teams.create(asked(*members, prepare="true"))
     await agent.hanging.wait()
-    assert sorted(each.status for each in (await teams.get(team.id)).agents) == ["pending", "running", "running"]
-    assert {each.status for each in (await teams.cancel(team.id)).agents} == {"cancelled"}
+    assert sorted(each.status for each in (await teams.get(team.team_id)).agents) == ["pending", "running", "running"]
+    assert {each.status for each in (await teams.cancel(team.team_id)).agents} == {"cancelled"}
 
 
 async def test_sandboxes_that_cannot_all_be_made_are_made_one_by_one(
@@ -202,29 +202,29 @@ async def test_a_snapshot_that_was_made_and_not_written_down_is_not_left(
 
 
 async def test_cancelling_a_team_cancels_all_that_work(teams: Teams, agent: ScriptedAgent) -> None:
-    row = await teams.create(asked(("a", [{"hang": True}]), ("b", [{"hang": True}])))
+    begun = await teams.create(asked(("a", [{"hang": True}]), ("b", [{"hang": True}])))
     await agent.hanging.wait()
-    team = await teams.cancel(row.id)
+    team = await teams.cancel(begun.team_id)
     assert (team.status, [each.status for each in team.agents]) == ("cancelled", ["cancelled"] * 2)
 
 
 async def test_cancelling_a_team_ends_what_it_is_prepared_with(
     teams: Teams, tasks: Tasks, registry: Registry, agent: ScriptedAgent
 ) -> None:
-    row = await teams.create(asked(("a", [{"say": "x"}]), ("b", [{"say": "x"}]), prepare="touch begun; sleep 1000"))
-    first, second = (each.id for each in (await teams.get(row.id)).agents)
-    while not (await registry.list(prefix=f"team-{row.id}-base")).sandboxes:
+    begun = await teams.create(asked(("a", [{"say": "x"}]), ("b", [{"say": "x"}]), prepare="touch begun; sleep 1000"))
+    first, second = (each.id for each in (await teams.get(begun.team_id)).agents)
+    while not (await registry.list(prefix=f"team-{begun.team_id}-base")).sandboxes:
         await asyncio.sleep(0.02)
-    while "begun" not in await sh(registry, f"team-{row.id}-base", "ls /home/user/workspace || true"):
+    while "begun" not in await sh(registry, f"team-{begun.team_id}-base", "ls /home/user/workspace || true"):
         await asyncio.sleep(0.02)
     assert (await tasks.cancel(first)).status == "cancelled"
-    assert [each.status for each in (await teams.get(row.id)).agents] == ["cancelled", "pending"]
-    team = await teams.cancel(row.id)
+    assert [each.status for each in (await teams.get(begun.team_id)).agents] == ["cancelled", "pending"]
+    team = await teams.cancel(begun.team_id)
     assert (team.status, [each.error_code for each in team.agents]) == ("cancelled", ["cancelled"] * 2)
     assert (await events(tasks, second))[-1].type == "error"
     await _settled(teams)
     with pytest.raises(SandboxNotFoundError):
-        await registry.get(f"team-{row.id}-base")
+        await registry.get(f"team-{begun.team_id}-base")
     assert agent.started == []
 
 
@@ -234,7 +234,7 @@ async def test_a_team_whose_server_ended_goes_on_and_its_snapshot_goes(
     tasks = Tasks(registry, {"scripted": agent})
     teams = Teams(registry, tasks)
     await tasks.open()
-    row = await teams.create(asked(("a", [{"hang": True}]), ("b", [{"hang": True}]), prepare=PREPARE))
+    begun = await teams.create(asked(("a", [{"hang": True}]), ("b", [{"hang": True}]), prepare=PREPARE))
     await agent.hanging.wait()
     await teams.close()
     await tasks.close()
@@ -244,7 +244,7 @@ async def test_a_team_whose_server_ended_goes_on_and_its_snapshot_goes(
     await tasks.open()
     await teams.open()
     try:
-        team = await teams.cancel(row.id)
+        team = await teams.cancel(begun.team_id)
         assert team.status == "cancelled"
         await _settled(teams)
         assert await registry.snapshots.list_() == []

@@ -85,7 +85,7 @@ async def test_a_team_of_containers_costs_one_preparation(registry: Registry, ta
         "provider": "docker",
         "prepare": prepare,
     }
-    team = await teams.wait((await teams.create(CreateTeam.model_validate(request))).id)
+    team = await teams.wait((await teams.create(CreateTeam.model_validate(request))).team_id)
     assert team.shared
     for agent in team.agents:
         assert agent.diff is not None

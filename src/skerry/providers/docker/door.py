@@ -12,8 +12,9 @@ import subprocess
 import threading
 from pathlib import Path
 
-from skerry.providers.local import launcher_main as kernel
 from skerry.providers.local.doorway import PORTS, redirections
+from skerry.providers.local.launch.kernel import CLONE_NEWNET, check, libc
+from skerry.providers.local.launch.loopback import lead_back, loopback
 
 NAME = "socket"
 
@@ -90,12 +91,12 @@ class Loopback:
         try:
             space = os.open(f"/proc/{pid}/ns/net", os.O_RDONLY | os.O_CLOEXEC)
             try:
-                kernel.check(kernel.libc.setns(space, kernel.CLONE_NEWNET), "setns")
+                check(libc.setns(space, CLONE_NEWNET), "setns")
             finally:
                 os.close(space)
             for kind, ports in PORTS.items():
                 for port in ports:
-                    made[kind, port] = kernel.loopback(kind, port)
+                    made[kind, port] = loopback(kind, port)
                     made[kind, port].setblocking(False)
             led = self._lead_back()
         except OSError as error:
@@ -108,7 +109,7 @@ class Loopback:
     def _lead_back(self) -> bool:
         for way in list(self._ways):
             try:
-                kernel.lead_back(way)
+                lead_back(way)
                 return True
             except (OSError, subprocess.SubprocessError):
                 if way in self._ways:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from skerry.models import shown_id
 from skerry.providers.local.toolbox import SCRATCH
 
 # What root inside keeps of its powers, all of them only over its own user namespace: enough for package managers, su
@@ -68,3 +69,7 @@ def arguments(
     line += ["--perms", "0755", "--size", str(run), "--tmpfs", "/run"]
     line += [*toolbox, "--perms", "0700", "--dir", SCRATCH, "--chdir", "/"]
     return line
+
+
+def hostname_of(id: str) -> str:
+    return shown_id(id).replace(".", "")

@@ -119,9 +119,13 @@ class Launcher:
         """Be ready to outfit a machine that was started without files."""
         await self._ask("attend", key=key)
 
-    async def outfit(self, key: str, **arguments: Any) -> None:
-        """Give it the files of a sandbox."""
-        await self._ask("outfit", key=key, **arguments)
+    async def outfit(self, key: str, *, stays: bool, **arguments: Any) -> None:
+        """Give it the files of a sandbox. ``stays``: it is to be christened as well."""
+        await self._ask("outfit", key=key, stays=stays, **arguments)
+
+    async def christen(self, key: str, hostname: str) -> None:
+        """Give one that was outfitted in advance the name of the sandbox that it has become."""
+        await self._ask("christen", key=key, hostname=hostname, stays=False)
 
     async def attach(self, key: str, path: str, read_only: bool) -> int:
         """Mount a FUSE file system inside; its connection to the kernel is the caller's. Raises ``OSError``."""

@@ -25,11 +25,12 @@ _NAMESPACES = ("--unshare-all", "--unshare-user")
 _AS_RUNNER = """
 import json, os, sys, types
 skerry = types.ModuleType("skerry"); skerry.__path__ = [sys.argv[1]]; sys.modules["skerry"] = skerry
-from skerry.providers.local import launcher_main
+from skerry.providers.local.launch.process import become
+from skerry.providers.local.launch.staging import stage
 expose, ids, argv = json.loads(sys.argv[2])
 try:
-    paths = launcher_main.stage(expose, None)["paths"]
-    launcher_main.become(ids)
+    paths = stage(expose, None)["paths"]
+    become(ids)
     argv = [part.format_map(paths) for part in argv]
     os.execve(argv[0], argv, {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin"})
 except OSError as error:

