@@ -60,4 +60,5 @@ def test_field_names_are_camel_case_on_the_wire() -> None:
 def test_the_document_says_whether_a_key_is_needed(keys: tuple[str, ...]) -> None:
     document = app(api_keys=keys).openapi()
     assert ("security" in document) == bool(keys)
-    assert operations(document)["GET /health"].get("security") == ([] if keys else None)
+    for route in ("GET /health", "GET /tasks"):
+        assert operations(document)[route].get("security") == ([] if keys else None)

@@ -88,5 +88,5 @@ def test_a_key_for_use_makes_no_keys_users_owners_or_images() -> None:
 def test_a_key_for_one_sandbox_stays_with_it() -> None:
     mine = allowed(KeyScope.SANDBOX)
     outside = {route for route in mine if "/v1/sandboxes/{id}" not in route}
-    assert outside == WITHIN_ONE_SANDBOX | {"GET /health", *SIGNING_IN, *WITH_OTHER_TOKENS}
+    assert outside == WITHIN_ONE_SANDBOX | {"GET /health", "GET /tasks", *SIGNING_IN, *WITH_OTHER_TOKENS}
     assert not mine & BEYOND_ONE_SANDBOX

@@ -187,7 +187,7 @@ async def test_the_page_is_complete_in_itself_and_may_load_nothing(keyed: Server
 
 def test_without_its_parts_the_page_says_what_to_do(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(page, "ASSETS", tmp_path / "nothing")
-    answer = page.answer("demo", "ticket")
+    answer = page.terminal("demo", "ticket")
     assert (answer.status_code, answer.media_type) == (501, "text/html")
     assert b"skerry shell demo" in answer.body
 

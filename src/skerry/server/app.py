@@ -98,7 +98,8 @@ class _App(FastAPI):
             schemes = document.setdefault("components", {}).setdefault("securitySchemes", {})
             schemes["bearer"] = {"type": "http", "scheme": "bearer"}
             document["security"] = [{"bearer": []}]
-            document["paths"]["/health"]["get"]["security"] = []
+            for path in ("/health", "/tasks"):
+                document["paths"][path]["get"]["security"] = []
             for path in ("/v1/auth/sign-in", "/api/auth/sign-in/email"):
                 document["paths"][path]["post"]["security"] = []
             document["paths"]["/api/v2/cloudflare/webhook"]["post"]["security"] = [{"worker": []}]
@@ -134,7 +135,8 @@ def create_app(
     for noun in (*nouns, snapshots, backups, workspaces, accounts, sign_in, audit_log, webhooks, reports):
         app.router.routes.extend(noun.routes(registry).routes)
     app.router.routes.extend(sign_in.session_routes(registry).routes)
-    app.router.routes.extend(tasks.routes(workforce or Workforce(registry)).routes)
+    workforce = workforce or Workforce(registry)
+    app.router.routes.extend([*tasks.routes(workforce).routes, *tasks.page_routes(workforce).routes])
     app.state.sessions = Sessions(registry, settings) if work is None else work
     app.state.sessions.spawner.inward = Inward(app.state.sessions, settings, app.state.closing, audit)
     app.router.routes.extend(sessions.routes(app.state.sessions).routes)

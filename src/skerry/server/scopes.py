@@ -174,6 +174,7 @@ TABLE: dict[str, str] = {
     f"WS {BOX}/ports/{{port}}/listen": "use",
     f"* {BOX}/ports/{{port}}/proxy{{rest:path}}": "use",
     # agents
+    "GET /tasks": "open",  # a page with nothing in it; what it asks for is not
     "POST /api/v2/agents/task": "use",
     "POST /api/v2/agents/task/stream": "use",
     "GET /api/v2/agents/task/{task}": "read",

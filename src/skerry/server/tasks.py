@@ -35,6 +35,7 @@ from skerry.agents.views import described
 from skerry.agents.workforce import Workforce
 from skerry.errors import SkerryError
 from skerry.models import Done, SyncRequest, SyncResult, now
+from skerry.server import page
 from skerry.server.answers import answer, answer_all
 from skerry.server.disconnect import until_disconnect
 from skerry.server.nouns import noun_router
@@ -51,6 +52,9 @@ PATCH: dict[int | str, dict[str, Any]] = {
 }
 FILE: dict[int | str, dict[str, Any]] = {
     200: {"description": "The file.", "content": {"application/octet-stream": {"schema": {"type": "string"}}}}
+}
+PAGE: dict[int | str, dict[str, Any]] = {
+    200: {"description": "For a browser; it signs in and asks the routes below `/api`.", "content": {"text/html": {}}}
 }
 
 
@@ -197,6 +201,16 @@ def routes(workforce: Workforce) -> APIRouter:
     @router.post("/schedules/{schedule}/run", status_code=202, response_model=ScheduleRun)
     async def run_schedule(schedule: TaskId) -> Response:
         return answer(await workforce.schedules.run_now(schedule), 202)
+
+    return router
+
+
+def page_routes(workforce: Workforce) -> APIRouter:
+    router = noun_router("", "agents")
+
+    @router.get("/tasks", response_class=Response, responses=PAGE)
+    async def tasks_page() -> Response:
+        return page.tasks(workforce.agents)
 
     return router
 

@@ -189,7 +189,7 @@ def routes(registry: Registry) -> APIRouter:
     ) -> Response:
         # The page's script reads the query itself, and the guard has taken the ticket out of it.
         tickets: Tickets = request.scope["tickets"]
-        return page.answer(shown_id(id), tickets.issue(id))
+        return page.terminal(shown_id(id), tickets.issue(id))
 
     @router.post("/terminal/ticket", status_code=201, response_model=TerminalTicket)
     async def terminal_ticket(request: Request, id: SandboxId) -> Response:

@@ -1,6 +1,6 @@
-"""The terminal in a browser: one document with everything inlined, which loads nothing from anywhere.
+"""What people see in a browser: documents with everything inlined, which load nothing from anywhere.
 
-Our own part is here. What it is made of besides (xterm.js) is fetched from npm when Skerry is built, by
+Our own part is here. What the terminal is made of besides (xterm.js) is fetched from npm when Skerry is built, by
 ``hatch_build.py``, into ``assets``.
 """
 
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import html
+from collections.abc import Iterable
 from functools import cache
 from hashlib import sha256
 from pathlib import Path
@@ -20,7 +21,7 @@ SCRIPTS = ("xterm.js", "addon-fit.js", "addon-unicode11.js")
 STYLES = ("xterm.css",)
 
 _HEADERS = {
-    "Cache-Control": "no-store",  # there is a ticket in it
+    "Cache-Control": "no-store",  # there may be a ticket in it
     "Referrer-Policy": "no-referrer",
     "X-Content-Type-Options": "nosniff",
     "X-Frame-Options": "DENY",
@@ -34,37 +35,63 @@ or <code>pip install -e .</code> in a source tree. Until then, <code>skerry shel
 """
 
 
-def answer(sandbox: str, ticket: str) -> Response:
-    """The page for a sandbox, with a ticket that its script connects with."""
+def terminal(sandbox: str, ticket: str) -> Response:
+    """The terminal of a sandbox, with a ticket that its script connects with."""
     name = html.escape(sandbox)
     try:
-        document, policy = _document(ASSETS)
+        document, policy = _terminal(ASSETS)
     except FileNotFoundError:
         return Response(_MISSING.format(sandbox=name), 501, _HEADERS, "text/html")
     filled = document.replace("{{sandbox}}", name, 2).replace("{{ticket}}", html.escape(ticket), 1)
-    return Response(filled, 200, _HEADERS | {"Content-Security-Policy": policy}, "text/html")
+    return _answer(filled, policy)
+
+
+def tasks(agents: Iterable[str]) -> Response:
+    """Tasks, to ask for them and to see what became of them. What it shows it asks the API for."""
+    document, policy = _tasks()
+    options = "".join(f"<option>{html.escape(name)}</option>" for name in agents)
+    return _answer(document.replace("{{agents}}", options, 1), policy)
+
+
+def _answer(document: str, policy: str) -> Response:
+    return Response(document, 200, _HEADERS | {"Content-Security-Policy": policy}, "text/html")
 
 
 @cache
-def _document(assets: Path) -> tuple[str, str]:
-    scripts = [(assets / name).read_text() for name in SCRIPTS] + [(HERE / "terminal.js").read_text()]
-    styles = [(assets / name).read_text() for name in STYLES] + [(HERE / "terminal.css").read_text()]
-    # Only the names of source maps would be fetched, by developer tools; and nothing may end its element early.
-    scripts = [_unmapped(text).replace("</script", "<\\/script") for text in scripts]
+def _terminal(assets: Path) -> tuple[str, str]:
+    scripts = [_unmapped((assets / name).read_text()) for name in SCRIPTS]
+    # xterm.js writes its colours and sizes into style elements of its own.
+    return _document("terminal", scripts, [(assets / name).read_text() for name in STYLES], "'unsafe-inline'")
+
+
+@cache
+def _tasks() -> tuple[str, str]:
+    return _document("tasks", [], [])
+
+
+def _document(name: str, scripts: list[str], styles: list[str], styling: str | None = None) -> tuple[str, str]:
+    """A page of ours, after scripts and styles of others, and what it may do. ``styling``: whose styles it takes, if
+    not only those."""
+    scripts = [*scripts, (HERE / f"{name}.js").read_text()]
+    styles = [*styles, (HERE / f"{name}.css").read_text()]
+    scripts = [text.replace("</script", "<\\/script") for text in scripts]  # nothing may end its element early
     document = (
-        (HERE / "terminal.html")
+        (HERE / f"{name}.html")
         .read_text()
         .replace("{{styles}}", "\n".join(f"<style>{text}</style>" for text in styles))
         .replace("{{scripts}}", "\n".join(f"<script>{text}</script>" for text in scripts))
     )
-    hashes = " ".join(f"'sha256-{base64.b64encode(sha256(text.encode()).digest()).decode()}'" for text in scripts)
     policy = (
-        # xterm.js writes its colours and sizes into style elements of its own.
-        f"default-src 'none'; script-src {hashes}; style-src 'unsafe-inline'; connect-src 'self'; img-src data:; "
-        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+        f"default-src 'none'; script-src {_digests(scripts)}; style-src {styling or _digests(styles)}; "
+        "connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
     )
     return document, policy
 
 
+def _digests(texts: Iterable[str]) -> str:
+    return " ".join(f"'sha256-{base64.b64encode(sha256(text.encode()).digest()).decode()}'" for text in texts)
+
+
 def _unmapped(script: str) -> str:
+    """Without the name of its source map, which developer tools would fetch."""
     return "\n".join(line for line in script.split("\n") if not line.startswith("//# sourceMappingURL="))
