@@ -289,6 +289,23 @@ async def test_one_that_is_deleted_or_rolled_back_before_it_was_started_leaves_i
     assert await run(registry, "back-3", "cat /workspace/f") == "second\n"
 
 
+async def test_of_those_that_nobody_starts_only_the_last_keep_their_machines(registry: Registry) -> None:
+    snapshot = await stocked(registry, "left")
+    keys = list[str]()
+    for number in range(2, SIZE + 3):
+        keys.append(await settled(registry, f"left-{number}", snapshot=snapshot))
+        await full(registry)
+    advance = provider_of(registry)._advance
+    assert list(advance.settled) == [f"left-{number}" for number in range(3, SIZE + 3)]
+    assert await run(registry, "left-2", "cat /workspace/f; hostname") == "first\nleft-2\n"
+    assert not provider_of(registry).launcher._pids.keys() & {keys[0]}
+    assert await run(registry, "left-3", "cat /workspace/f") == "first\n"
+    assert key_of(registry, "left-3") == keys[1]
+    for number in range(2, SIZE + 3):
+        await registry.destroy(f"left-{number}")
+    assert not provider_of(registry).launcher._pids.keys() & set(keys)
+
+
 async def test_where_the_machine_on_a_copy_was_killed_it_starts_as_ever(registry: Registry) -> None:
     snapshot = await stocked(registry, "hardy")
     pids = provider_of(registry).launcher._pids

@@ -42,8 +42,11 @@ class Advance:
         self._disk = disk
         self.stock = Stock(disk, size, self._settle, self._drop)
         self.spares = Spares(size, self._spare, self.stock.fill)
+        self._size = size
         self.settled: dict[str, Settled] = {}
         """Machines that live on the files of sandboxes which were not started yet."""
+        self._leaving: dict[str, asyncio.Task[None]] = {}
+        """Those of them that are being ended, for want of anybody who starts them."""
 
     def open(self) -> None:
         self.spares.open()
@@ -51,11 +54,13 @@ class Advance:
     async def close(self) -> None:
         await self.spares.close()
         self.stock.clear()
+        await asyncio.gather(*self._leaving.values())
 
     # -- taking --------------------------------------------------------------------------------------------------------
 
     async def machine(self, spec: Spec) -> LocalMachine | None:
         """One that was started before it was wanted, as the one of this sandbox, if there is any that fits."""
+        await self._left(spec.id)
         settled = self.settled.pop(spec.id, None)
         self.stock.started(spec)
         if settled is not None:
@@ -84,12 +89,22 @@ class Advance:
             raise
         if copy.settled is not None:
             self.settled[id] = copy.settled
+            if len(self.settled) > self._size:
+                self._leave(next(iter(self.settled)))
 
     async def release(self, id: str) -> None:
         """Before something happens to the files of a sandbox that was not started: nobody lives on them."""
-        settled = self.settled.pop(id, None)
-        if settled is not None:
-            await settled.machine.stop()
+        self._leave(id)
+        await self._left(id)
+
+    def _leave(self, id: str) -> None:
+        if (settled := self.settled.pop(id, None)) is not None:
+            task = self._leaving[id] = asyncio.get_running_loop().create_task(settled.machine.stop())
+            task.add_done_callback(lambda _: self._leaving.pop(id))
+
+    async def _left(self, id: str) -> None:
+        if (leaving := self._leaving.get(id)) is not None:
+            await asyncio.shield(leaving)
 
     def forget(self, snapshot: str) -> None:
         """It is being deleted."""
