@@ -6,6 +6,7 @@ import asyncio
 import os
 import re
 import signal
+import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -304,6 +305,24 @@ async def test_of_those_that_nobody_starts_only_the_last_keep_their_machines(reg
     for number in range(2, SIZE + 3):
         await registry.destroy(f"left-{number}")
     assert not provider_of(registry).launcher._pids.keys() & set(keys)
+
+
+async def test_one_that_another_process_has_run_is_seen_as_that_has_left_it(registry: Registry) -> None:
+    snapshot = await stocked(registry, "lent")
+    key = await settled(registry, "lent-2", snapshot=snapshot)
+    line = [sys.executable, "-m", "skerry.cli.main", "--home", str(registry.settings.home), "exec", "lent-2", "--"]
+    command = "echo elsewhere > /workspace/f; rm -r /opt/here; touch /workspace/new"
+    done = await asyncio.create_subprocess_exec(*line, "sh", "-c", command)
+    assert await done.wait() == 0
+    assert (
+        await run(registry, "lent-2", "cat /workspace/f; ls /opt /workspace")
+        == "elsewhere\n/opt:\n\n/workspace:\nf\nnew\n"
+    )
+    assert key_of(registry, "lent-2") != key
+    kept = await settled(registry, "lent-3", snapshot=snapshot)
+    await provider_of(registry).require_idle("lent-3")
+    assert await run(registry, "lent-3", "cat /workspace/f") == "first\n"
+    assert key_of(registry, "lent-3") == kept
 
 
 async def test_where_the_machine_on_a_copy_was_killed_it_starts_as_ever(registry: Registry) -> None:

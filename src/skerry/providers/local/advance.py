@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import secrets
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
@@ -97,6 +98,11 @@ class Advance:
         self._leave(id)
         await self._left(id)
 
+    def look(self, id: str) -> None:
+        """Before its lock is taken: a machine does not see what another process has done to its files meanwhile."""
+        if id in self.settled and not self._disk.was_ours(id):
+            self._leave(id)
+
     def _leave(self, id: str) -> None:
         if (settled := self.settled.pop(id, None)) is not None:
             task = self._leaving[id] = asyncio.get_running_loop().create_task(settled.machine.stop())
@@ -176,6 +182,7 @@ class Advance:
         """A new machine on the files of a copy of a snapshot, for a sandbox that is to be started like that one."""
         spec = replace(like, id=copy)
         try:
+            os.close(await self._disk.acquire(copy))  # from now on it is known whether anybody else runs it
             shown, machine = self._provider.shown(spec), await self._spare(spec.limits)
         except SkerryError as error:
             log.warning("a machine on a copy could not be started", reason=error.message)

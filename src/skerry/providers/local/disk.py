@@ -234,6 +234,12 @@ class Disk:
             os.pwrite(lock, str(os.getpid()).encode(), 0)
         return lock
 
+    def was_ours(self, id: str) -> bool:
+        """Whether no other process has run this sandbox since this one did."""
+        with contextlib.suppress(OSError):
+            return (self.directory(id) / "lock").read_text() == str(os.getpid())
+        return False
+
     async def require_idle(self, id: str) -> None:
         if self.directory(id).exists():
             os.close(await self.acquire(id))

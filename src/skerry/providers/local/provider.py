@@ -238,6 +238,7 @@ class LocalProvider:
                 await self._launch()
         for name in spec.toolboxes:
             await self._toolboxes.ensure(name)
+        self._advance.look(spec.id)
         lock = await self._disk.acquire(spec.id)
         try:
             machine = await self._advance.machine(spec) if spec.image == HOST else None
@@ -458,6 +459,7 @@ class LocalProvider:
     # -- files of machines ---------------------------------------------------------------------------------------------
 
     async def require_idle(self, id: str) -> None:
+        self._advance.look(id)
         await self._disk.require_idle(id)
 
     async def exists(self, id: str) -> bool:
