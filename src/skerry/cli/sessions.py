@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from skerry.cli.agents import Allow, Config, Mode, Model, Secret, Variables, given, need_server, surroundings
+from skerry.cli.agents import Allow, Config, Mode, Model, Provider, Secret, Variables, given, need_server, surroundings
 from skerry.cli.context import Target, target_of
 from skerry.cli.output import AsJson, print_json, print_table, somebody_looks
 
@@ -48,6 +48,7 @@ def start(
     model: Model = None,
     config: Config = None,
     image: Annotated[str | None, typer.Option(help="The image of its sandbox.")] = None,
+    provider: Provider = None,
     author: Annotated[
         str | None, typer.Option(metavar="'NAME <EMAIL>'", help="Of its commits; as git knows you here unless given.")
     ] = None,
@@ -58,7 +59,7 @@ def start(
     as_json: AsJson = False,
 ) -> None:
     """Begin a session. Prints its id; `skerry session prompt` gives it something to do."""
-    options = given(title=title, branch=branch, model=model, image=image)
+    options = given(title=title, branch=branch, model=model, image=image, provider=provider)
     if repo is not None:
         owner, slash, name = repo.partition("/")
         if not (owner and slash and name):

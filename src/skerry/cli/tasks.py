@@ -14,6 +14,7 @@ from skerry.cli.agents import (
     Config,
     Mode,
     Model,
+    Provider,
     Secret,
     Variables,
     given,
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
 Repo = Annotated[str | None, typer.Option("--repo", "-r", help="A repository to clone.")]
 Branch = Annotated[str | None, typer.Option("--branch", "-b", help="Of the repository.")]
 Depth = Annotated[int | None, typer.Option(min=1, help="Clone only so many commits.")]
-Provider = Annotated[str | None, typer.Option("--provider", "-p", help="Where: local, docker, cloudflare, modal.")]
 Agent = Annotated[str | None, typer.Option("--agent", help="opencode (the usual one) or claude-code.")]
 Timeout = Annotated[float | None, typer.Option("--timeout", "-t", help="Seconds that the agent has; an hour if not.")]
 Afterwards = Annotated[

@@ -12,6 +12,8 @@ import pytest
 
 from skerry import AsyncSandbox
 from skerry.errors import ProviderNotConfiguredError, SandboxNotFoundError
+from tests.agents.sessions.conftest import desk_of
+from tests.agents.sessions.test_life_cycle import TIMES
 from tests.bench.engine import Engine
 from tests.server.conftest import ServerProcess
 
@@ -84,3 +86,36 @@ def test_after_a_kill_each_sandbox_is_where_it_was_and_one_provider_that_is_away
     assert httpx.delete(f"{second.url}/v1/sandboxes/there", timeout=60).status_code in (200, 204)
     assert second.stop() == 0
     shutil.rmtree(home)
+
+
+async def test_a_coding_session_is_where_it_was_asked_to_be_also_when_it_comes_back(
+    settings: dict[str, object], tmp_path: Path
+) -> None:
+    tmp_path.chmod(0o711)
+    both = {**settings, "provider": "local", "providers": ["docker"]}
+    async with desk_of(tmp_path / "home", TIMES, settings=both) as desk:
+
+        async def place(id: str) -> str:
+            info = await desk.status(id, "ready")
+            found = (await desk.http.get(f"/v1/sandboxes/{info['sandboxId']}")).json()
+            assert found["provider"] == info["provider"]
+            return str(found["provider"])
+
+        usual, asked = await desk.session(), await desk.session(provider="docker")
+        for id in (usual, asked):
+            await desk.ask(id, "write /workspace/notes remember me")
+        assert (await place(usual), await place(asked)) == ("local", "docker")
+        before = (await desk.info(asked))["sandboxId"]
+        await desk.http.post(f"/sessions/{asked}/archive")
+        await desk.status(asked, "stopped")
+        await desk.http.post(f"/sessions/{asked}/unarchive")
+        await desk.ask(asked, "say more")
+        assert await place(asked) == "docker"
+        assert (await desk.info(asked))["sandboxId"] != before
+        assert await desk.inside(asked, "cat /workspace/notes") == "remember me"
+        refused = await desk.http.post("/sessions", json={"provider": "modal"})
+        assert (refused.status_code, refused.json()["error"]["code"]) == (400, "provider_absent")
+        listed = (await desk.http.get("/sessions")).json()["sessions"]
+        assert {each["id"]: each["provider"] for each in listed} == {usual: "local", asked: "docker"}
+        for id in (usual, asked):
+            await desk.http.delete(f"/sessions/{id}")

@@ -93,6 +93,7 @@ class CreateSession(Request):
     env: EnvVars = Field(default_factory=dict)
     limits: Limits = Field(default_factory=Limits)
     image: str = "host"
+    provider: str | None = Field(None, max_length=40, description="Where its sandboxes are: `local`, `docker`, …")
     egress: EgressMode | EgressPolicy | None = None
     secrets: Secrets = Field(default_factory=dict)
 
@@ -143,6 +144,7 @@ class SessionInfo(Result):
     repo_name: str | None
     branch: str | None
     model: str | None
+    provider: str = Field("", description="Where its sandboxes are.")
     status: SessionStatus
     sandbox_id: SandboxRef | None
     sandbox_status: SandboxStatus

@@ -12,6 +12,7 @@ from typing import Any
 
 import structlog
 
+from skerry.agents.availability import provider_for
 from skerry.agents.config import prepare, server_variables
 from skerry.agents.opencode.agent import ENVIRONMENT, PROGRAM
 from skerry.agents.sessions import life, tokens
@@ -192,6 +193,7 @@ class Sessions:
             "limits": request.limits.model_dump(mode="json", by_alias=True, exclude_unset=True),
             "gitUserName": request.git_user_name,
             "gitUserEmail": request.git_user_email,
+            "provider": provider_for(self._registry, request.provider),
         }
         row = SessionRow(
             id=id,
@@ -220,6 +222,7 @@ class Sessions:
             repo_name=row.repo_name,
             branch=row.branch,
             model=row.model,
+            provider=self.spawner.provider(row),
             status=SessionStatus(row.status),
             sandbox_id=row.sandbox_id,
             sandbox_status=SandboxStatus(row.sandbox_status),

@@ -166,11 +166,16 @@ class Spawner:
             wanted["egress"] = row.settings["egress"]
         if agent.toolboxes:
             wanted["toolboxes"] = list(agent.toolboxes)
-        if snapshot is None:
-            wanted["image"] = row.settings.get("image", "host")
-        else:
+        if snapshot is not None:
             wanted["snapshot"] = snapshot
+        else:
+            wanted |= {"image": row.settings.get("image", "host"), "provider": row.settings.get("provider")}
         return CreateSandbox.model_validate(wanted)
+
+    def provider(self, row: SessionRow) -> str:
+        """Where its sandboxes are made."""
+        found: str = row.settings.get("provider") or self._registry.provider.capabilities().name
+        return found
 
     def check(self, row: SessionRow) -> None:
         """Raises for a session that could never have a sandbox."""

@@ -28,6 +28,8 @@ AGE = 30 * 60.0
 """Seconds after which a clone is made anew."""
 DEPTH = 100
 LABEL = {"session-warm": "repository"}
+_LIKE = ("image", "provider", "egress")
+"""What it is made with as the session's sandboxes are."""
 
 Key = tuple[str, ...]
 
@@ -105,9 +107,8 @@ class Warm:
 
     async def _make(self, key: Key, row: SessionRow, given: Mapping[str, Secret], context: Context) -> None:
         assert row.repo_name is not None
-        wanted = {"id": f"warm-{secrets.token_hex(6)}", "image": row.settings.get("image", "host"), "secrets": given}
-        if row.settings.get("egress") is not None:
-            wanted["egress"] = row.settings["egress"]
+        own = {name: row.settings[name] for name in _LIKE if row.settings.get(name) is not None}
+        wanted = {"id": f"warm-{secrets.token_hex(6)}", "secrets": given, **own}
         try:
             info = await self._registry.create(CreateSandbox.model_validate(wanted))
             try:
@@ -144,5 +145,6 @@ class Warm:
 
 def _key(row: SessionRow, token: str | None) -> Key:
     shown = sha256((token or "").encode()).hexdigest()
-    words = (row.owner, row.repo_owner, row.repo_name, row.branch, row.settings.get("image"), shown)
+    like = (row.settings.get(name) for name in ("image", "provider"))
+    words = (row.owner, row.repo_owner, row.repo_name, row.branch, *like, shown)
     return tuple(str(word) for word in words)
