@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 import pytest
 
@@ -19,6 +20,7 @@ from skerry.errors import (
 )
 from skerry.models import CreateSession, ExecRequest, ExecResult, GitClone, StartProcess
 from skerry.runtime.runtime import Runtime
+from skerry.runtime.shell import Shell
 from tests.machines import descriptors
 
 Sh = Callable[..., Awaitable[ExecResult]]
@@ -245,6 +247,32 @@ async def test_deleting_a_session_ends_everything_it_started(runtime: Runtime, s
     await sh("setsid sleep 555 & sleep 0.1", session="a")
     await runtime.sessions.delete("a")
     assert (await sh("sleep 0.1; pgrep -f 'sleep 555'")).exit_code == 1
+
+
+@pytest.mark.parametrize("step", ["start", "_fifos", "_arrange"])
+async def test_a_command_that_has_not_begun_when_its_session_is_deleted_is_not_run(
+    runtime: Runtime, sh: Sh, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    await sh("true")
+    there, on = asyncio.Event(), asyncio.Event()
+    real = getattr(Shell, step)
+
+    async def waiting(shell: Shell, *args: Any, **options: Any) -> Any:
+        there.set()
+        await on.wait()
+        return await real(shell, *args, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Shell, step, waiting)
+        await runtime.sessions.create(CreateSession(id="a", isolation=False))
+        command = asyncio.create_task(sh("touch /workspace/run; exec sleep 777", session="a"))
+        await there.wait()
+        await asyncio.sleep(0.05)
+        await runtime.sessions.delete("a")
+        on.set()
+        with pytest.raises(SessionNotFoundError):
+            await command
+    assert (await sh("ls /workspace; pgrep -f 'bash --noprofile' | wc -l")).stdout == "1\n"
 
 
 async def test_a_sessions_own_command_timeout_holds(runtime: Runtime, sh: Sh) -> None:

@@ -367,9 +367,11 @@ async def test_a_command_whose_session_is_deleted_under_it_ends_like_any_that_is
 ) -> None:
     async def one(name: str) -> int:
         await http.post(f"{box}/sessions", json={"id": name, "isolation": False})
-        body = {"command": "sleep 100 & sleep 100", "session": name}
+        begun = {"path": f"/tmp/{name}"}
+        body = {"command": f"touch {begun['path']}; sleep 100 & sleep 100", "session": name}
         running = asyncio.create_task(http.post(f"{box}/exec", json=body))
-        await asyncio.sleep(0.2)
+        while not (await http.get(f"{box}/files/exists", params=begun)).json()["exists"]:
+            await asyncio.sleep(0.05)
         assert (await http.delete(f"{box}/sessions/{name}")).status_code == 200
         return int((await running).json().get("exitCode", -1))
 

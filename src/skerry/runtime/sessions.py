@@ -103,6 +103,11 @@ class Session:
         self._stale = True
         try:
             return await shell.run(task, on_stdout, on_stderr, **options)
+        except (OSError, asyncio.CancelledError):
+            caller = asyncio.current_task()
+            if self._closed is None or (caller is not None and caller.cancelling()):
+                raise
+            raise self._closed from None  # while the command was put where the shell would find it
         finally:
             if not shell.alive and self._shell is shell:
                 self._shell = None
@@ -125,6 +130,9 @@ class Session:
             except (FileNotFoundError, NotADirectoryError):
                 # Someone removed the directory this session started in. A shell at the root is of more use than none.
                 await shell.start(env=self._env, cwd="/")
+            if self._closed is not None:  # meanwhile, when there was no shell to end yet
+                await shell.close()
+                raise self._closed
             self._shell = shell
         return self._shell
 
