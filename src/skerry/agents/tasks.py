@@ -199,22 +199,22 @@ class Tasks:
         self.start(work)
         return row
 
-    def row_of(
-        self, request: CreateTask, provider: str | None = None, hidden: Hidden | None = None
-    ) -> tuple[TaskRow, Hidden]:
-        """A task that whoever asks may have, checked, and not on record yet. ``provider``: the one it is known to run
-        on. ``hidden``: what must not be read, where that is known already."""
+    def row_of(self, request: CreateTask) -> tuple[TaskRow, Hidden]:
+        """A task that whoever asks may have, checked, and not on record yet."""
         if request.template_id is not None:
             text = filled(request.template_id, request.values, request.message)
             request = request.model_copy(update={"message": text, "template_id": None, "values": {}})
-        provider = provider or provider_for(self._registry, request.provider, request.use_case)
-        request, own = self.checked(request)
-        hidden = hidden or own
+        provider = provider_for(self._registry, request.provider, request.use_case)
+        request, hidden = self.checked(request)
+        if request.session_id is not None and request.sandbox_id is None and not request.reuse:
+            raise InvalidRequestError("A session is one of a sandbox: say which.", hint="Send sandboxId beside it.")
+        return self.row(request, provider, hidden), hidden
+
+    def row(self, request: CreateTask, provider: str, hidden: Hidden) -> TaskRow:
+        """Of one that was checked."""
         id = f"task-{nanoid()}"
         given = QUICK if request.reuse else request.sandbox_id
-        if request.session_id is not None and given is None:
-            raise InvalidRequestError("A session is one of a sandbox: say which.", hint="Send sandboxId beside it.")
-        row = TaskRow(
+        return TaskRow(
             id=id,
             node=self._registry.node,
             runner=self.runner,
@@ -232,7 +232,6 @@ class Tasks:
             request=dumped(request),
             secrets=hidden.sealed(self._registry.vault, id),
         )
-        return row, hidden
 
     async def require(self, asked: CreateSandbox) -> None:
         """Raises for a sandbox that could not be made, while whoever wants it is there to be told."""

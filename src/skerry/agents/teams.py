@@ -77,12 +77,15 @@ class Teams:
         provider = provider_for(self._registry, request.provider, request.use_case)
         id = nanoid()
         common = request.model_dump(mode="json", by_alias=True, exclude_unset=True, include=_OWN - {"secrets"})
-        rows = []
+        rows, kinds = list[TaskRow](), set[tuple[str, str | None]]()
         for place, member in enumerate(request.agents):
-            own = {"message": member.message, "model": member.model, "system": member.system}
-            given = common | own | {"agent": member.agent or request.agent, "secrets": hidden.secrets}
-            given["config"] = hidden.config
-            row, _ = self._tasks.row_of(CreateTask.model_validate(given), provider, hidden)
+            agent = member.agent or request.agent
+            own = {"message": member.message, "model": member.model, "system": member.system, "agent": agent}
+            task = CreateTask.model_validate(common | own)
+            if (agent, task.model) not in kinds:  # what else there is to check they have in common
+                kinds.add((agent, task.model))
+                self._tasks.checked(task.model_copy(update={"config": hidden.config}))
+            row = self._tasks.row(task, provider, hidden)
             row.team_id, row.place, row.role = id, place, member.role
             row.sandbox_id = own_id(f"team-{id}-agent-{place}")
             rows.append(row)
