@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import socket
 import struct
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from skerry.storage.fuse.directories import MARKER
 from skerry.storage.fuse.filesystem import FileSystem
 from skerry.storage.fuse.protocol import ROOT, Opcode, Request
 from skerry.storage.fuse.remote import Remote
+from skerry.storage.fuse.session import Session
 from skerry.storage.fuse.spool import Spool
 
 
@@ -94,6 +96,29 @@ async def test_a_read_only_file_system_refuses_whatever_the_kernel_lets_through(
         assert caught.value.errno == errno.EROFS, opcode
     await files.close()
     assert await bucket.get("f") == b"x"
+
+
+def test_who_is_interrupted_before_anything_was_done_for_them_is_answered(bucket: Bucket, tmp_path: Path) -> None:
+    kernel, ours = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    ours.setblocking(False)
+    session = Session(
+        ours.detach(), lambda: FileSystem(Remote(bucket), Spool(tmp_path / "spool", 1 << 20), read_only=True)
+    )
+
+    def asked(opcode: int, unique: int, body: bytes) -> bytes:
+        return struct.pack("<IIQQIIIHH", 40 + len(body), opcode, unique, ROOT, 0, 0, 0, 0, 0) + body
+
+    with kernel:
+        kernel.settimeout(10)
+        for number in range(2, 12, 2):
+            kernel.send(asked(Opcode.LOOKUP, number, named(b"f")))
+            kernel.send(asked(Opcode.INTERRUPT, number + 1, struct.pack("<Q", number)))
+        session.start()  # reads all of them in one turn
+        answers = {struct.unpack("<IiQ", kernel.recv(4096)[:16])[1:] for _ in range(5)}
+        assert answers == {(-errno.EINTR, number) for number in range(2, 12, 2)}
+        session.abort()
+        session._thread.join(10)
+    assert not session.alive
 
 
 async def test_a_spool_gives_back_what_it_could_not_use(tmp_path: Path) -> None:

@@ -187,7 +187,8 @@ class Session:
         self._tasks[unique] = task
         if request.opcode in _HARMLESS:
             self._harmless.add(unique)
-        task.add_done_callback(lambda _: self._answered(unique))
+        task.add_done_callback(lambda _: self._answered(unique, task.cancelled()))
+        task.add_done_callback(lambda _: work.close())
         if len(self._tasks) >= MOST_AT_ONCE:
             self._pause()
 
@@ -204,9 +205,11 @@ class Session:
         else:
             self._send(unique, answer)
 
-    def _answered(self, unique: int) -> None:
+    def _answered(self, unique: int, unbegun: bool) -> None:
         self._tasks.pop(unique, None)
         self._harmless.discard(unique)
+        if unbegun:  # interrupted in the very turn in which it came: whoever asked waits for an answer all the same
+            self._fail(unique, OSError(errno.EINTR, os.strerror(errno.EINTR)))
         if self._paused and self._fd >= 0 and len(self._tasks) < MOST_AT_ONCE // 2:
             self._paused = False
             self._loop.add_reader(self._fd, self._readable)
