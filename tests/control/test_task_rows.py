@@ -49,6 +49,22 @@ async def test_a_task_is_taken_over_by_one_only(store: Store) -> None:
     assert await store.tasks.open_of("here", but=keeper or "") == []
 
 
+async def test_what_a_server_left_open_that_nobody_hears_of_is_found(store: Store) -> None:
+    for node in ("here", "there", "quiet"):
+        await store.tasks.insert(task(f"{node}-open", node=node, status="running"))
+        await store.tasks.insert(task(f"{node}-ended", node=node, status="completed"))
+    late = NOON + timedelta(hours=3)
+    await store.tasks.insert(task("quiet-new", node="quiet", created_at=late))
+    await store.introduce("quiet", "http://quiet", None)
+    await store.seen("quiet", NOON)
+    await store.seen("there", NOON)
+    await store.seen("there", late)
+    await store.seen("here", NOON)
+    assert await store.tasks.abandoned("here", NOON + timedelta(hours=2)) == ["quiet-open"]
+    assert await store.tasks.abandoned("here", NOON - timedelta(hours=2)) == []
+    assert await store.server("quiet") == ("http://quiet", None)
+
+
 async def test_what_no_database_holds_is_refused_and_what_an_agent_says_is_kept_without(store: Store) -> None:
     for odd in ({"user_id": "a\0b"}, {"message": "\ud800"}, {"request": {"labels": {"a": "\0"}}}):
         with pytest.raises(InvalidRequestError):

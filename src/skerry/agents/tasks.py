@@ -23,6 +23,7 @@ from skerry.agents.fit import check_fit
 from skerry.agents.hidden import Hidden, reason_of
 from skerry.agents.ids import nanoid
 from skerry.agents.muster import Muster
+from skerry.agents.news import Interval, News
 from skerry.agents.opencode.catalogue import Catalogue
 from skerry.agents.run import ATTEMPTS, CANCELLED, Outcome, Run
 from skerry.agents.runner import Runner
@@ -62,9 +63,13 @@ LOOK = 1.0
 ADOPT = 10.0
 """Seconds between looks for tasks whose process died, such as a command that worked without a server."""
 EXPIRE = 3600.0
+SHOW = 60.0
+"""Seconds between signs of life to other servers, while there is work."""
+SILENCE = timedelta(hours=1)
+"""After which a server that left tasks open is taken for gone."""
 PAGE = 500
 LAST = ("done", "error")
-RESTARTED = "server_restarted"
+RESTARTED, LOST = "server_restarted", "server_lost"
 
 
 class Tasks:
@@ -74,12 +79,12 @@ class Tasks:
         self._registry = registry
         self._rows = registry.tasks
         self._resume = resume
+        self._news = News()
         cache = registry.settings.cache or registry.settings.home / "cache"
-        self._desk = Desk(registry, self._rows, agents, self._told, Catalogue(cache))
+        self._desk = Desk(registry, self._rows, agents, self._news.tell, Catalogue(cache))
         self._runs: dict[str, tuple[Run, asyncio.Task[None]]] = {}
         self._slots = asyncio.Semaphore(registry.settings.task_slots)
         self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
-        self._news: dict[str, set[asyncio.Event]] = {}
         self._keeper: asyncio.Task[None] | None = None
         self._runner = Runner(registry.settings.home)
 
@@ -88,6 +93,7 @@ class Tasks:
     async def open(self) -> None:
         """From now on tasks are worked on; those that nobody works on any more are seen to."""
         self._runner.open(self._registry.node)
+        await self._registry.show_life()
         await self._adopt()
         self._keeper = asyncio.get_running_loop().create_task(self._keep())
 
@@ -131,8 +137,13 @@ class Tasks:
         await self.note(row.id, "status", message=f"{reason}; this one takes it up again.")
         await self._start(row)
 
-    async def _fail(self, id: str, reason: str) -> None:
-        await self.end(id, Outcome(TaskStatus.FAILED, reason, RESTARTED))
+    async def _give_up(self) -> None:
+        """Fail what other servers left that are gone for good: nobody else would ever say so."""
+        for id in await self._rows.abandoned(self._registry.node, now() - SILENCE):
+            await self._fail(id, "The server that worked on it was not heard of for an hour.", LOST)
+
+    async def _fail(self, id: str, reason: str, code: str = RESTARTED) -> None:
+        await self.end(id, Outcome(TaskStatus.FAILED, reason, code))
         log.warning("a task was failed", task=id, reason=reason)
 
     async def end(self, id: str, outcome: Outcome, *, only_at: str | None = None) -> None:
@@ -150,22 +161,22 @@ class Tasks:
     async def note(self, id: str, type: str, **data: Any) -> None:
         """Something happened to it, beside what those who work on it tell."""
         await self._rows.add_events(id, [(type, now(), data)])
-        self._told(id)
+        self._news.tell(id)
 
     async def _keep(self) -> None:
         """See to wishes that reached another server of this store, and to what others left; forget what is old."""
-        loop, expired = asyncio.get_running_loop(), -EXPIRE
-        adopted = loop.time()
+        adopting, expiring, showing = Interval(ADOPT, waits=True), Interval(EXPIRE), Interval(SHOW)
         while True:
             try:
-                if self._resume and loop.time() - adopted >= ADOPT:
-                    adopted = loop.time()
+                if self._resume and adopting.over():
                     await self._adopt()
+                    await self._give_up()
                 if self._runs:
                     for id in await self._rows.to_cancel(self.runner):
                         self._runs[id][0].cancel() if id in self._runs else None
-                if loop.time() - expired >= EXPIRE:
-                    expired = loop.time()
+                    if showing.over():
+                        await self._registry.show_life()
+                if expiring.over():
                     await self._rows.expire(now() - timedelta(days=self._registry.settings.task_days))
             except SkerryError as error:
                 log.warning("tasks could not be looked after", reason=error.message)
@@ -298,7 +309,7 @@ class Tasks:
 
     def _ended(self, id: str) -> None:
         self._runs.pop(id, None)
-        self._told(id)
+        self._news.tell(id)
 
     async def _work(self, work: Run) -> None:
         id = work.row.id
@@ -357,7 +368,7 @@ class Tasks:
 
     async def wait(self, id: str) -> TaskInfo:
         """When it has ended. Leaving early leaves it alone."""
-        with self._listening(id) as news:
+        with self._news.of(id) as news:
             await self._mine(id)  # there is one, which is theirs
             while True:
                 news.clear()
@@ -372,7 +383,7 @@ class Tasks:
     async def follow(self, id: str, after: int = 0) -> AsyncGenerator[TaskEvent, None]:
         """Those after the one with that number, then each as it happens; ends with ``done`` or ``error``."""
         await self._mine(id)
-        with self._listening(id) as news:
+        with self._news.of(id) as news:
             while True:
                 news.clear()
                 row = None if id in self._runs else await self._mine(id)
@@ -389,19 +400,12 @@ class Tasks:
                 if len(page) < PAGE:
                     await self._hark(id, news)
 
-    def _listening(self, id: str) -> Any:
-        return _Listener(self._news, id)
-
     async def _hark(self, id: str, news: asyncio.Event) -> None:
         if id in self._runs:
             await news.wait()
             return
         with suppress(TimeoutError):  # another process works on it, and nobody here is told
             await asyncio.wait_for(news.wait(), LOOK)
-
-    def _told(self, id: str) -> None:
-        for news in self._news.get(id, ()):
-            news.set()
 
     async def patch(self, id: str) -> bytes:
         row = await self._mine(id)
@@ -473,23 +477,6 @@ class Tasks:
         if request.git_url is not None:
             update["git_url"] = hidden.address(request.git_url)
         return await self.create(request.model_copy(update=update), retry_of=row.id)
-
-
-class _Listener:
-    """Somebody who wants to know when a task has news."""
-
-    def __init__(self, all: dict[str, set[asyncio.Event]], id: str) -> None:
-        self._all, self._id, self._news = all, id, asyncio.Event()
-
-    def __enter__(self) -> asyncio.Event:
-        self._all.setdefault(self._id, set()).add(self._news)
-        return self._news
-
-    def __exit__(self, *_: object) -> None:
-        listeners = self._all[self._id]
-        listeners.discard(self._news)
-        if not listeners:
-            del self._all[self._id]
 
 
 def dumped(request: CreateTask | CreateTeam) -> dict[str, Any]:

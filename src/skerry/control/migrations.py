@@ -601,6 +601,12 @@ def know_servers(connection: Connection) -> None:
     connection.exec_driver_sql(statement.format_map(_TYPES[connection.dialect.name]))
 
 
+def say_when_servers_were_heard_of(connection: Connection) -> None:
+    connection.exec_driver_sql(
+        "ALTER TABLE servers ADD COLUMN seen_at {time}".format_map(_TYPES[connection.dialect.name])
+    )
+
+
 MIGRATIONS: tuple[Migration, ...] = (
     create_everything,
     remember_contexts,
@@ -622,6 +628,7 @@ MIGRATIONS: tuple[Migration, ...] = (
     remember_sessions,
     say_whose_commits_they_are,
     know_servers,
+    say_when_servers_were_heard_of,
 )
 
 

@@ -201,6 +201,10 @@ class Registry:
     def vault(self) -> Vault:
         return self._egress.vault
 
+    async def show_life(self) -> None:
+        """To the other servers of the store, which give up the tasks of one that they do not hear of any more."""
+        await self._store.seen(self._node, now())
+
     # -- opening and closing -------------------------------------------------------------------------------------------
 
     async def open(self) -> None:

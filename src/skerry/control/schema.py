@@ -549,6 +549,7 @@ servers = Table(
     Column("node", String, primary_key=True),
     Column("url", Text),
     Column("region", String),
+    Column("seen_at", UtcDateTime),
 )
 
 schema_migrations = Table(

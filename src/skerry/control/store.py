@@ -423,8 +423,6 @@ class Store(Database):
         statement = delete(exposures).where(_exposed(sandbox_id), exposures.c.port == port)
         return bool(await self._write(statement.returning(exposures.c.port)))
 
-    # -- workspaces ----------------------------------------------------------------------------------------------------
-
     # -- servers -------------------------------------------------------------------------------------------------------
 
     async def introduce(self, node: str, url: str | None, region: str | None) -> None:
@@ -432,6 +430,11 @@ class Store(Database):
         statement = self._upsert(servers).values(node=node, url=url, region=region)
         said = {"url": url, "region": region}
         await self._write(statement.on_conflict_do_update(index_elements=["node"], set_=said))
+
+    async def seen(self, node: str, at: datetime) -> None:
+        """It was at work then."""
+        statement = self._upsert(servers).values(node=node, seen_at=at)
+        await self._write(statement.on_conflict_do_update(index_elements=["node"], set_={"seen_at": at}))
 
     async def server(self, node: str) -> tuple[str | None, str | None]:
         """Its address and its region, as far as it has told them."""

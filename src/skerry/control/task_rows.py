@@ -14,7 +14,7 @@ from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from skerry.control.identity import LOCAL
-from skerry.control.schema import cloudflare_sandboxes, task_artifacts, task_events, tasks, teams
+from skerry.control.schema import cloudflare_sandboxes, servers, task_artifacts, task_events, tasks, teams
 from skerry.models import now
 
 T = TypeVar("T")
@@ -230,6 +230,12 @@ class TaskRows:
         """Tasks of this process that somebody wants to end, on whichever server that was asked for."""
         mine = (tasks.c.runner == runner, tasks.c.status.in_(OPEN), tasks.c.cancel)
         return [row.id for row in await self._read(select(tasks.c.id).where(*mine))]
+
+    async def abandoned(self, node: str, before: datetime) -> builtins.list[str]:
+        """Open tasks of other servers of which nothing was heard since then."""
+        silent = (servers.c.node != node, servers.c.seen_at < before, tasks.c.created_at < before)
+        found = select(tasks.c.id).join(servers, servers.c.node == tasks.c.node)
+        return [row.id for row in await self._read(found.where(*silent, tasks.c.status.in_(OPEN)))]
 
     async def running(self, schedule: str) -> bool:
         mine = (tasks.c.schedule_id == schedule, tasks.c.status.in_(OPEN))

@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import subprocess
 from contextlib import aclosing
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest_asyncio
 from skerry.agents.run import Run
 from skerry.agents.task_models import CreateTask, TaskEvent, TaskInfo, TaskStatus
 from skerry.agents.tasks import Tasks
+from skerry.control.open import open_registry
 from skerry.control.registry import Registry
 from skerry.errors import (
     ArtifactNotFoundError,
@@ -25,6 +27,7 @@ from skerry.errors import (
     TaskNotFoundError,
 )
 from skerry.models import CreateSandbox, State
+from skerry.settings import Settings
 from tests.agents.tasks.conftest import sh
 from tests.agents.tasks.scripted import ScriptedAgent, script
 
@@ -668,6 +671,35 @@ async def test_what_a_process_beside_the_server_leaves_is_taken_up_while_the_ser
         assert (task.status, task.response) == ("completed", "four")
     finally:
         await tasks.close()
+
+
+async def test_a_task_of_a_server_that_is_gone_for_good_does_not_stay_open(
+    registry: Registry, agent: ScriptedAgent, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("skerry.agents.tasks.ADOPT", 0.05)
+    monkeypatch.setattr("skerry.agents.tasks.SHOW", 0.05)
+    monkeypatch.setattr("skerry.agents.tasks.LOOK", 0.02)
+    settings = Settings(home=tmp_path / "home", database_url=registry.settings.store_url, pool_size=1 << 28)
+    elsewhere = await open_registry(settings)
+    gone, here = Tasks(elsewhere, {"scripted": agent}), Tasks(registry, {"scripted": agent})
+    try:
+        await gone.open()
+        row = await gone.create(asked({"hang": True}, afterwards="destroy"))
+        await agent.hanging.wait()
+        await asyncio.sleep(2)
+        monkeypatch.setattr("skerry.agents.tasks.SILENCE", timedelta(seconds=1.5))
+        await here.open()
+        await asyncio.sleep(0.5)
+        assert (await here.get(row.id)).status == "running"  # it shows that it lives
+        await gone.close()
+        task = await here.wait(row.id)
+        assert (task.status, task.error_code) == ("failed", "server_lost")
+        assert "not heard of" in (task.error or "")
+        assert (await events(here, row.id))[-1].type == "error"
+    finally:
+        await here.close()
+        await elsewhere.destroy(row.sandbox_id or "")
+        await elsewhere.close()
 
 
 async def test_a_task_that_another_process_works_on_is_left_alone(
