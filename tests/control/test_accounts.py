@@ -137,6 +137,27 @@ async def test_people_sign_in_and_out(users: Users) -> None:
     assert await users.find(session.token.encode()) is None
 
 
+async def test_who_signs_out_is_told_so_even_if_somebody_else_sees_it_first(reception: Reception) -> None:
+    await reception.users.add(new_user("ada@example.com"))
+    session = await reception.users.sign_in(who("ada@example.com", GOOD), "::1")
+    known = await reception.by_session(session.token.encode())
+    assert known is not None
+
+    async def stay() -> None:
+        with reception.visit(known):
+            await asyncio.sleep(60)
+
+    other = asyncio.create_task(stay())
+    await asyncio.sleep(0)
+    with reception.visit(known) as visit:
+        async with reception.changing():
+            await reception.users.sign_out(known.caller.credential or "")
+            await asyncio.create_task(reception.renew())  # as happens all the time
+            with pytest.raises(asyncio.CancelledError):
+                await other
+        assert not visit.ended
+
+
 async def test_an_unknown_email_and_a_wrong_password_are_told_apart_by_nothing(users: Users) -> None:
     await users.add(new_user("ada@example.com"))
     said = []

@@ -34,16 +34,15 @@ class Accounts:
     # -- keys ----------------------------------------------------------------------------------------------------------
 
     async def create_key(self, request: CreateKey) -> NewKey:
-        made = await self._registry.reception.keys.create(request)
-        await self._registry.reception.renew()
-        return made
+        async with self._registry.reception.changing():
+            return await self._registry.reception.keys.create(request)
 
     async def keys(self, owner: str | None) -> list[KeyInfo]:
         return await self._registry.reception.keys.list(owner)
 
     async def revoke_key(self, id: str) -> None:
-        await self._registry.reception.keys.revoke(id)
-        await self._registry.reception.renew()
+        async with self._registry.reception.changing():
+            await self._registry.reception.keys.revoke(id)
 
     # -- owners --------------------------------------------------------------------------------------------------------
 
@@ -62,10 +61,10 @@ class Accounts:
 
     async def set_quotas(self, name: str, quotas: Quotas) -> OwnerInfo:
         """What is not said goes back to the server's settings. An owner that is not there yet is made."""
-        await self._registry.accounts.add_owner(_checked(name))
-        await self._registry.accounts.set_quotas(name, quotas.model_dump(exclude_none=True))
-        await self._registry.accounts.changed()
-        await self._registry.reception.renew()
+        async with self._registry.reception.changing():
+            await self._registry.accounts.add_owner(_checked(name))
+            await self._registry.accounts.set_quotas(name, quotas.model_dump(exclude_none=True))
+            await self._registry.accounts.changed()
         return await self.owner(name)
 
     async def usage(self, name: str, since: date | None, until: date | None) -> UsageReport:
@@ -96,24 +95,23 @@ class Accounts:
     # -- users ---------------------------------------------------------------------------------------------------------
 
     async def add_user(self, request: CreateUser) -> UserInfo:
-        made = await self._registry.reception.users.add(request)
-        await self._registry.reception.renew()
-        return made
+        async with self._registry.reception.changing():
+            return await self._registry.reception.users.add(request)
 
     async def users(self) -> list[UserInfo]:
         return await self._registry.reception.users.list()
 
     async def remove_user(self, email: str) -> None:
-        await self._registry.reception.users.remove(email)
-        await self._registry.reception.renew()
+        async with self._registry.reception.changing():
+            await self._registry.reception.users.remove(email)
 
     async def change_password(self, email: str, request: ChangePassword) -> None:
-        await self._registry.reception.users.change_password(email, request)
-        await self._registry.reception.renew()
+        async with self._registry.reception.changing():
+            await self._registry.reception.users.change_password(email, request)
 
     async def sign_out(self, digest: str) -> None:
-        await self._registry.reception.users.sign_out(digest)
-        await self._registry.reception.renew()
+        async with self._registry.reception.changing():
+            await self._registry.reception.users.sign_out(digest)
 
 
 def _checked(name: str) -> str:

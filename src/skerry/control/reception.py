@@ -10,8 +10,8 @@ from __future__ import annotations
 import asyncio
 import hmac
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
 from hashlib import sha256
@@ -65,10 +65,11 @@ class Visit:
     expires: datetime | None
     break_off: Callable[[], None] | None = None
     ended: bool = False
+    changes: bool = False
+    """It changes who may come in, and is told that this is done even if that ends what it came with itself."""
 
     def end(self) -> None:
-        # Who ends its own session is still told that it is done.
-        if self.ended or self.task is asyncio.current_task():
+        if self.ended or self.changes:
             return
         self.ended = True
         if self.break_off is not None:
@@ -241,6 +242,16 @@ class Reception:
         return None
 
     # -- what changes --------------------------------------------------------------------------------------------------
+
+    @asynccontextmanager
+    async def changing(self) -> AsyncIterator[None]:
+        """While it is changed who may come in, by whoever asks."""
+        # Noted first: whoever looks once a second may see the change before this does.
+        for visits in self._inside.values():
+            for visit in visits:
+                visit.changes |= visit.task is asyncio.current_task()
+        yield
+        await self.renew()
 
     async def renew(self) -> None:
         """Look whether something changed; if so, forget everything, and end what was opened with what is gone."""
