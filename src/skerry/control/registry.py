@@ -7,16 +7,16 @@ import builtins
 import contextlib
 import secrets
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager, contextmanager
-from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 import structlog
 
-from skerry.control.actor import SERVER, caller, own_id
+from skerry.control.actor import caller, own_id
+from skerry.control.aftermath import settle
 from skerry.control.allowances import Allowances
 from skerry.control.audit import Audit
 from skerry.control.backups import SandboxBackups
@@ -24,8 +24,7 @@ from skerry.control.bootstrap import Bootstraps
 from skerry.control.egress import Egress
 from skerry.control.events import Events
 from skerry.control.exposures import Exposures
-from skerry.control.identity import mark_in, normalise_id, parse_duration
-from skerry.control.inquiry import made
+from skerry.control.identity import normalise_id, parse_duration
 from skerry.control.ledger import Ledger
 from skerry.control.limits import SandboxLimits
 from skerry.control.meter import Meter
@@ -36,8 +35,9 @@ from skerry.control.pool import Pool
 from skerry.control.presence import Presence
 from skerry.control.reaper import Reaper
 from skerry.control.reception import Reception
+from skerry.control.roster import Roster, wholly
 from skerry.control.shipments import Shipments
-from skerry.control.snapshots import Origin, Snapshots
+from skerry.control.snapshots import Snapshots
 from skerry.control.store import SandboxRow, Store
 from skerry.control.usage import Collector
 from skerry.control.webhooks import Webhooks
@@ -48,8 +48,6 @@ from skerry.errors import (
     ConflictError,
     FilesMissingError,
     ImageInUseError,
-    SandboxBusyError,
-    SandboxExistsError,
     SandboxNotFoundError,
     UnsupportedError,
 )
@@ -83,7 +81,7 @@ from skerry.runtime.runtime import Runtime
 from skerry.settings import Settings
 
 if TYPE_CHECKING:
-    from skerry.storage.shipping import Record
+    pass
 
 log = structlog.get_logger(__name__)
 
@@ -91,17 +89,9 @@ T = TypeVar("T")
 
 CLOSING_GRACE = 2.0
 """Seconds that processes have at most when the server closes."""
-UNSETTLED = (State.ACTIVE, State.STARTING, State.FROZEN, State.DESTROYED)
-"""States in which only a running server leaves a sandbox."""
 SLOW, _ = THRESHOLDS["sandbox.message_latency"]
 QUIET_AFTER = 60.0
 """A connection on which nothing moved for so many seconds no longer keeps a sandbox awake."""
-
-
-@dataclass
-class _Search:
-    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
-    callers: int = 0
 
 
 class Registry:
@@ -122,7 +112,6 @@ class Registry:
         self._provision = _provision(settings)
         self._limits = SandboxLimits(settings.limits, host_memory(), provider.capabilities)
         self._owners: dict[str, Owner] = {}
-        self._finding: dict[str, _Search] = {}
         self._node = ""
         self.metrics = Metrics()
         self.allowances = Allowances(store.accounts, settings, self._owners.values)
@@ -139,13 +128,29 @@ class Registry:
             days=settings.event_days,
             provider=lambda: provider.capabilities().name,
         )
-        self.exposures = Exposures(store, self.history, settings.home, get=self.get, make=self._make)
         self.backups = SandboxBackups(settings, provider, self.history, self.metrics, self.get)
+        self.shipments = Shipments(provider, self.backups, self.history, lambda: self._node, settings.ship_to)
+        self._roster = Roster(
+            self._owners,
+            provider,
+            store,
+            settings,
+            allowances=self.allowances,
+            egress=self._egress,
+            history=self.history,
+            ledger=self._ledger,
+            metrics=self.metrics,
+            restores=self.backups.restores,
+            shipments=self.shipments,
+            node=lambda: self._node,
+            owner=self._owner,
+        )
+        self.exposures = Exposures(store, self.history, settings.home, get=self.get, make=self._roster.make)
         self.workspaces = Workspaces(settings, store, self.history, self.metrics, self.get)
         self.mounts = Mounts(
             store,
             settings,
-            change=self._change,
+            change=self._roster.change,
             get=self.get,
             peek=self._owners.get,
             can=provider.capabilities,
@@ -160,11 +165,10 @@ class Registry:
             self.metrics,
             self.backups.restores,
             node=lambda: self._node,
-            change=self._change,
-            place=self._place,
+            change=self._roster.change,
+            place=self._roster.place,
             loaded=self._owners.values,
         )
-        self.shipments = Shipments(provider, self.backups, self.history, lambda: self._node, settings.ship_to)
         self.collector = Collector(store, settings, self.allowances, self._owners.values, lambda: self._node)
         self.accounts = store.accounts
         self.tasks = store.tasks
@@ -181,7 +185,7 @@ class Registry:
             tired=self.workspaces.before_sleep,
             asleep=self.shipments.asleep,
         )
-        self._reaper = Reaper(self._owners.values, self._dismiss, self._expire, settings.stop_grace)
+        self._reaper = Reaper(self._owners.values, self._roster.dismiss, self._expire, settings.stop_grace)
         self._rousing: dict[str, asyncio.Task[None]] = {}
 
     def _closed(self) -> bool:
@@ -191,6 +195,22 @@ class Registry:
         """Others may come from now on: what sandboxes may reach for want of a policy of their own is less."""
         for owner in self._owners.values():
             owner.renew_egress()
+
+    def _owner(self, row: SandboxRow) -> Owner:
+        return Owner(
+            row,
+            self.provider,
+            self._store,
+            self._ledger,
+            self._pool,
+            self._provision,
+            self.history,
+            self.metrics,
+            self._attendants,
+            self.mounts,
+            self._limits,
+            self._egress,
+        )
 
     @property
     def node(self) -> str:
@@ -215,7 +235,9 @@ class Registry:
             self._node = _node(self.settings.home)
             if self.settings.region or self.settings.public_url:
                 await self._store.introduce(self._node, self.settings.public_url, self.settings.region)
-            await self._settle()
+            await settle(
+                self._node, store=self._store, provider=self.provider, backups=self.backups, snapshots=self.snapshots
+            )
             await self._expire()
             await self.workspaces.open()
             if self._guarded:
@@ -260,41 +282,6 @@ class Registry:
             if owner.running:
                 await owner.stop("The server was stopped.", min(self.settings.stop_grace, CLOSING_GRACE))
 
-    async def _settle(self) -> None:
-        """Put right what a server that ended without saying so has left behind, and say so."""
-        rows = await self._store.all_sandboxes(self._node)
-        for id, _ in self.backups.refills.left():
-            await self.provider.forget(id)
-            self.backups.refills.settled(id)
-        for row in rows:
-            if row.state not in UNSETTLED or not await self._idle(row.id):
-                continue
-            if row.state == State.DESTROYED:
-                await self.provider.forget(row.id)
-                await self._store.delete_sandbox(row.id)
-                said = "It was destroyed; the server ended before that was done, and this one did the rest."
-                await self._store.add_event(row.id, "destroyed", said, by=SERVER, to_state=State.DESTROYED)
-            else:
-                reason = "The server ended unexpectedly; processes that were running ended with it. The files are kept."
-                if row.ephemeral:
-                    await self.provider.forget(row.id)
-                    reason = "The server ended unexpectedly; this sandbox is ephemeral, so its files are gone."
-                await self._store.update_sandbox(row.id, state=State.HIBERNATED, last_stop=reason)
-                await self._store.end_processes(row.id, reason)
-                states = {"from_state": row.state, "to_state": State.HIBERNATED}
-                await self._store.add_event(row.id, "died", reason, by=SERVER, **states)
-        if self.provider.alone:
-            self.backups.restores.forget_all_but({row.id for row in rows})
-        for what in await self.provider.sweep({row.id for row in rows}, await self.snapshots.settle()):
-            log.info("swept", what=what)
-
-    async def _idle(self, id: str) -> bool:
-        try:
-            await self.provider.require_idle(id)
-        except SandboxBusyError:
-            return False
-        return True
-
     # -- sandboxes -----------------------------------------------------------------------------------------------------
 
     async def create(self, request: CreateSandbox) -> SandboxInfo:
@@ -303,21 +290,12 @@ class Registry:
         for toolbox in request.toolboxes:
             await self._require_toolbox(toolbox)
         if request.snapshot is not None:
-            async with self._placed(id, request.provider):
-                wanted = [(self._row(id, request), request)]
+            async with self._roster.placed(id, request.provider):
+                wanted = [(self._roster.row(id, request), request)]
                 (made,) = await self.snapshots.create_sandboxes(request.snapshot, wanted)
             await self.history.flush()
             return made.info()
-        async with self._lock(id):
-            if id in self._owners or await self._store.get_sandbox(id) is not None:
-                raise SandboxExistsError(
-                    f"Sandbox {id!r} already exists.", hint="Use it, destroy it first, or choose another id."
-                )
-            async with self._placed(id, request.provider):
-                place = request.provider or self.provider.capabilities().name
-                await self.provider.require_image(request.image, place)
-                owner = await self._insert(id, request)
-        return owner.info()
+        return (await self._roster.create(id, request)).info()
 
     async def create_from(self, snapshot: str, requests: Sequence[CreateSandbox]) -> None:
         """Sandboxes over one snapshot, where that is: all of them, or none and an error. They are being started when
@@ -326,24 +304,12 @@ class Registry:
             check_env(request.env)
         for toolbox in {name: None for request in requests for name in request.toolboxes}:
             await self._require_toolbox(toolbox)
-        rows = [self._row(own_id(request.id or ""), request) for request in requests]
+        rows = [self._roster.row(own_id(request.id or ""), request) for request in requests]
         await self.snapshots.create_sandboxes(snapshot, list(zip(rows, requests, strict=True)), soon=True)
 
-    @contextlib.asynccontextmanager
-    async def _placed(self, id: str, provider: str | None) -> AsyncIterator[None]:
-        """Where a new sandbox is to live, unless making it fails."""
-        if provider is None:
-            yield
-            return
-        taken = id in self._owners or await self._store.get_sandbox(id) is not None
-        if not taken:
-            await self.provider.place(id, provider)
-        try:
-            yield
-        except BaseException:
-            if not taken and await self._store.get_sandbox(id) is None:
-                await self.provider.forget(id)
-            raise
+    async def elsewhere(self, what: str, node: str) -> ConflictError:
+        """It is another server's of this store; where that is, if that one has told."""
+        return await self._roster.elsewhere(what, node)
 
     def check(self, request: CreateSandbox) -> None:
         """Raises for what could not be made, and makes nothing."""
@@ -418,7 +384,7 @@ class Registry:
                 await owner.update(**changes)
                 owner.record("updated", f"Changed: {', '.join(sorted(changes))}.", details={"changed": sorted(changes)})
 
-        return await self._change(id, change)
+        return await self._roster.change(id, change)
 
     async def usage(self, id: str) -> Usage:
         """What a sandbox has used in all its life. Wakes nothing."""
@@ -450,7 +416,7 @@ class Registry:
             names = sorted(request.env)  # never what they hold
             owner.record("updated", f"Environment changed: {', '.join(names)}.", details={"env": names})
 
-        return await self._change(id, change, make=True)
+        return await self._roster.change(id, change, make=True)
 
     async def egress(self, id: str) -> EgressInfo:
         id = normalise_id(id)
@@ -463,26 +429,26 @@ class Registry:
         return self._egress.info(row, Usage.model_validate(row.usage or {}), None)
 
     async def set_egress(self, id: str, request: SetEgress) -> EgressInfo:
-        await self._change(id, lambda owner: owner.set_egress(request), make=True)
+        await self._roster.change(id, lambda owner: owner.set_egress(request), make=True)
         return await self.egress(id)
 
     async def add_secrets(self, id: str, secrets: Secrets) -> None:
         """Beside those that a sandbox has already."""
-        await self._change(id, lambda owner: owner.add_secrets(secrets), make=True)
+        await self._roster.change(id, lambda owner: owner.add_secrets(secrets), make=True)
 
     async def start(self, id: str, request: StartSandbox | None = None) -> SandboxInfo:
         fresh = request is not None and request.fresh
-        return await self._change(id, lambda owner: owner.start(fresh=fresh), make=True)
+        return await self._roster.change(id, lambda owner: owner.start(fresh=fresh), make=True)
 
     async def stop(self, id: str) -> SandboxInfo:
-        return await self._change(
+        return await self._roster.change(
             id, lambda owner: owner.stop("It was stopped on request.", self.settings.stop_grace, asked=True)
         )
 
     async def sleep(self, id: str, request: SleepSandbox) -> SandboxInfo:
         """Put it to sleep now. One that sleeps as deep, or deeper, stays as it is."""
         if request.stage == "freeze":
-            return await self._change(id, lambda owner: owner.freeze("It was frozen on request."))
+            return await self._roster.change(id, lambda owner: owner.freeze("It was frozen on request."))
         grace = self.settings.stop_grace if request.grace is None else parse_duration(request.grace) or 0.0
 
         async def sleep(owner: Owner) -> None:
@@ -490,31 +456,18 @@ class Registry:
             if request.ship:
                 await self.shipments.ship(owner, request.bucket)
 
-        return await self._change(id, sleep)
+        return await self._roster.change(id, sleep)
 
     async def wake(self, id: str, request: WakeSandbox | None = None) -> SandboxInfo:
         """As ``start``, of a sandbox that is there, or that lies in a bucket."""
         try:
-            return await self._change(id, Owner.start)
+            return await self._roster.change(id, Owner.start)
         except SandboxNotFoundError:
             found = await self.shipments.find(normalise_id(id), None if request is None else request.bucket)
             if found is None:
                 raise
-        async with self._lock(normalise_id(id)):
-            if normalise_id(id) not in self._owners:
-                await _wholly(self._bring(*found))
-        return await self._change(id, Owner.start)
-
-    async def _bring(self, bucket: str, record: Record) -> SandboxRow:
-        """One that another server shipped lives here from now on."""
-        row = await self.shipments.bring(bucket, record)
-        known = await self._store.get_sandbox(row.id)
-        if known is None:
-            await self._store.insert_sandbox(row)
-        else:  # in a store that both servers share
-            row = await self._store.update_sandbox(row.id, node=row.node, state=row.state, shipped=None)
-        await self.shipments.arrived(bucket, record)
-        return row
+        await self._roster.bring(normalise_id(id), *found)
+        return await self._roster.change(id, Owner.start)
 
     async def renew(self, id: str) -> SandboxInfo:
         """Begin its idle time anew. One that sleeps is not woken."""
@@ -527,7 +480,7 @@ class Registry:
             await owner.stop("It was restarted on request.", self.settings.stop_grace)
             await owner.start()
 
-        return await self._change(id, again, make=True)
+        return await self._roster.change(id, again, make=True)
 
     async def destroy(self, id: str) -> None:
         row: SandboxRow | None = None
@@ -537,7 +490,7 @@ class Registry:
             row = owner.row
             await owner.destroy()
 
-        await self._change(id, destroy)
+        await self._roster.change(id, destroy)
         if row is not None:
             await self.shipments.forget(row)
         self._owners.pop(normalise_id(id), None)
@@ -593,19 +546,19 @@ class Registry:
         """The runtime of a sandbox, made on first use and woken when it sleeps; activity for as long as it is held."""
         id, began = normalise_id(id), time.perf_counter()
         while True:
-            owner = self._owners.get(id) or await self._find(id, make=True)
+            owner = self._owners.get(id) or await self._roster.find(id, make=True)
             runtime = owner.enter()
             if runtime is not None:
                 break
             try:
                 async with owner.life:
                     if not owner.gone:
-                        await _wholly(owner.start())
+                        await wholly(owner.start())
                         runtime = owner.enter()
                         if runtime is not None:
                             break
             finally:
-                self._dismiss(owner)
+                self._roster.dismiss(owner)
         waited = time.perf_counter() - began
         self.metrics.message_latency.observe(waited)
         if waited > SLOW:
@@ -622,7 +575,9 @@ class Registry:
             try:
                 runtime = await stack.enter_async_context(self.use(id))
             except FilesMissingError:
-                runtime = await stack.enter_async_context(self._refill(await self._find(normalise_id(id), make=False)))
+                runtime = await stack.enter_async_context(
+                    self._refill(await self._roster.find(normalise_id(id), make=False))
+                )
             yield runtime
 
     @asynccontextmanager
@@ -633,7 +588,7 @@ class Registry:
             owner.filling = True
             try:
                 with self.backups.refills.begun(owner.id, {}):
-                    await _wholly(owner.start(fresh=True))
+                    await wholly(owner.start(fresh=True))
                     runtime = owner.runtime
                     assert runtime is not None
                     owner.operations += 1
@@ -642,7 +597,7 @@ class Registry:
                     finally:
                         owner.leave()
                         if not self.backups.filled(runtime):
-                            await _wholly(owner.lose())
+                            await wholly(owner.lose())
             finally:
                 self.backups.refills.settled(owner.id)
                 owner.filling = False
@@ -689,186 +644,6 @@ class Registry:
             yield presence
         finally:
             presence.close()
-
-    # -- owners --------------------------------------------------------------------------------------------------------
-
-    async def _change(self, id: str, change: Callable[[Owner], Awaitable[None]], make: bool = False) -> SandboxInfo:
-        id = normalise_id(id)
-        while True:
-            owner = self._owners.get(id) or await self._find(id, make=make)
-            try:
-                async with owner.life:
-                    owner.begun()
-                    if not owner.gone:
-                        await _wholly(change(owner))
-                        await self._ledger.flush()  # what was asked for and answered is on record
-                        return owner.info()
-            finally:
-                self._dismiss(owner)
-
-    async def _find(self, id: str, *, make: bool) -> Owner:
-        async with self._lock(id):
-            owner = self._owners.get(id)
-            if owner is not None:
-                return owner
-            make = make and caller.get().may_make
-            if make and not self.allowances.on:
-                # Tried first, because it is the new ones that are in a hurry.
-                with contextlib.suppress(SandboxExistsError):
-                    return await self._insert(id, CreateSandbox(id=id))
-            row = await self._store.get_sandbox(id)
-            if row is None and make and self.allowances.on:
-                return await self._insert(id, CreateSandbox(id=id))
-            if row is None:
-                raise SandboxNotFoundError(f"There is no sandbox {id!r}.", hint="The first command in it makes it.")
-            if row.node != self._node:
-                shipped = row.shipped and await self.shipments.find(id, row.shipped["bucket"])
-                if not shipped:
-                    raise await self.elsewhere(f"Sandbox {id!r}", row.node)
-                row = await _wholly(self._bring(*shipped))
-            return self._adopt(row)
-
-    async def elsewhere(self, what: str, node: str) -> ConflictError:
-        """It is another server's of this store; where that is, if that one has told."""
-        url, region = await self._store.server(node)
-        known = {name: value for name, value in (("url", url), ("region", region)) if value}
-        place = f" in {region}" if region else ""
-        hint = f"Ask for it at {url}." if url else None
-        return ConflictError(f"{what} lives on another server{place}.", hint=hint, details={"node": node, **known})
-
-    async def _make(self, id: str) -> None:
-        """See to it that there is such a sandbox; it is not started."""
-        id = normalise_id(id)
-        if id not in self._owners:
-            await self._find(id, make=True)
-
-    async def _place(self, rows: Sequence[SandboxRow], origin: Origin) -> builtins.list[Owner]:
-        """New sandboxes with the files of a snapshot: all of them, or none and an error."""
-        return await _wholly(self._place_all(rows, origin))
-
-    async def _place_all(self, rows: Sequence[SandboxRow], origin: Origin) -> builtins.list[Owner]:
-        began = time.perf_counter()
-        async with contextlib.AsyncExitStack() as locks:
-            ids = sorted({row.id for row in rows})
-            for id in ids:
-                await locks.enter_async_context(self._lock(id))
-            there = self._owners.keys() & ids or await self._store.taken(ids)
-            if there:
-                raise SandboxExistsError(f"Sandbox {min(there)!r} already exists.", hint="Choose another id.")
-            most = await locks.enter_async_context(self.allowances.creating(rows))
-            # Recorded when all are there: until then they have no owner, and a server that starts sweeps them.
-            clones = [asyncio.ensure_future(self.provider.clone(origin.snapshot, row.id)) for row in rows]
-            try:
-                if not origin.soon:
-                    await asyncio.wait(clones)
-                    for clone in clones:
-                        clone.result()
-                for row in rows:
-                    self.backups.restores.inherit(row.id, origin.restores)
-                begun = [replace(row, state=State.STARTING, starts=1) for row in rows]
-                await self._store.insert_sandboxes(begun if origin.soon else rows, most)
-            except BaseException:
-                for row, failure in zip(rows, await asyncio.gather(*clones, return_exceptions=True), strict=True):
-                    if failure is None:
-                        await self.provider.forget(row.id)
-                        self.backups.restores.forget(row.id)
-                raise
-            took = time.perf_counter() - began
-            for row in rows:
-                made(row.id)
-                self.metrics.created.inc()
-                self.history.record(row.id, "created", origin.said, took=took, to_state=State.CREATED)
-            owners = [self._adopt(row) for row in rows]
-            if origin.soon:
-                for owner, clone in zip(owners, clones, strict=True):
-                    await owner.begin(clone)
-            return owners
-
-    async def _insert(self, id: str, request: CreateSandbox) -> Owner:
-        row = self._row(id, request)
-        async with self.allowances.creating([row]) as most:
-            await self._store.insert_sandbox(row, most)
-        self.metrics.created.inc()
-        made(id)
-        self.history.record(id, "created", f"Created from image {request.image!r}.", to_state=State.CREATED)
-        return self._adopt(row)
-
-    def _row(self, id: str, request: CreateSandbox) -> SandboxRow:
-        who = caller.get()
-        if mark_in(id) != who.mark:
-            raise SandboxNotFoundError(
-                f"There is no sandbox {shown_id(id)!r}.", hint="The first command in it makes it."
-            )
-        egress, secrets = self._egress.kept(request)
-        explicit = "sleep_after" in request.model_fields_set and request.sleep_after is not None
-        return SandboxRow(
-            id=id,
-            node=self._node,
-            state=State.CREATED,
-            image=request.image,
-            env=request.env,
-            labels=request.labels,
-            limits=request.limits.resolved(),
-            sleep_after=parse_duration(request.sleep_after) if explicit else self.settings.sleep_after,
-            keep_alive=request.keep_alive,
-            on_idle=request.on_idle,
-            hibernate_after=parse_duration(request.hibernate_after),
-            ephemeral=request.ephemeral,
-            created_at=now(),
-            started_at=None,
-            last_active_at=None,
-            starts=0,
-            last_stop=None,
-            owner=who.owner,
-            egress=egress,
-            secrets=secrets,
-            toolboxes=list(dict.fromkeys(request.toolboxes)),
-        )
-
-    def _adopt(self, row: SandboxRow) -> Owner:
-        owner = Owner(
-            row,
-            self.provider,
-            self._store,
-            self._ledger,
-            self._pool,
-            self._provision,
-            self.history,
-            self.metrics,
-            self._attendants,
-            self.mounts,
-            self._limits,
-            self._egress,
-        )
-        self._owners[row.id] = owner
-        return owner
-
-    def _dismiss(self, owner: Owner) -> None:
-        if owner.gone and self._owners.get(owner.id) is owner:
-            del self._owners[owner.id]
-
-    @asynccontextmanager
-    async def _lock(self, id: str) -> AsyncIterator[None]:
-        """Only one caller at a time finds or makes the owner of an id."""
-        search = self._finding.setdefault(id, _Search())
-        search.callers += 1
-        try:
-            async with search.lock:
-                yield
-        finally:
-            search.callers -= 1
-            if not search.callers:
-                del self._finding[id]
-
-
-async def _wholly(change: Awaitable[T]) -> T:
-    """A change of life is never left half done: a caller who gives up lets go only when it is through."""
-    task = asyncio.ensure_future(change)
-    try:
-        return await asyncio.shield(task)
-    except asyncio.CancelledError:
-        await asyncio.gather(task, return_exceptions=True)
-        raise
 
 
 def _provision(settings: Settings) -> Provision:
