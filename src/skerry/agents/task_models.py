@@ -146,6 +146,7 @@ class TeamMember(Request):
 
 class CreateTeam(Work):
     agents: list[TeamMember] = Field(min_length=1, max_length=50)
+    model: Model | None = Field(None, description="Of those who name none.")
     shared: bool | None = Field(
         None, description="Clone and prepare once and fork that for each; unless given, where that can be done."
     )

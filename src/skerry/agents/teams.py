@@ -80,8 +80,8 @@ class Teams:
         rows, kinds = list[TaskRow](), set[tuple[str, str | None]]()
         for place, member in enumerate(request.agents):
             agent = member.agent or request.agent
-            own = {"message": member.message, "model": member.model, "system": member.system, "agent": agent}
-            task = CreateTask.model_validate(common | own)
+            own = {"message": member.message, "system": member.system, "agent": agent}
+            task = CreateTask.model_validate(common | own | {"model": member.model or request.model})
             if (agent, task.model) not in kinds:  # what else there is to check they have in common
                 kinds.add((agent, task.model))
                 self._tasks.checked(task.model_copy(update={"config": hidden.config}))

@@ -257,6 +257,7 @@ def team(
     repo: Repo = None,
     branch: Branch = None,
     provider: Provider = None,
+    model: Model = None,
     config: Config = None,
     secret: Secret = None,
     egress: Mode = None,
@@ -270,6 +271,7 @@ def team(
     """
     asked = _plan(plan)
     asked |= _options(repo, branch, None, provider, None, config, None, secret, egress, allow, None, None)
+    asked |= given(model=model)
     agents = asked.pop("agents", None)
     if not isinstance(agents, list):
         raise typer.BadParameter("The plan has no list of agents.", param_hint="PLAN")

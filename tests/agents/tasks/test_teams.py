@@ -88,6 +88,14 @@ async def test_one_that_gets_no_machine_is_not_waited_for(
     assert [each.status for each in team.agents] == ["completed", "failed"]
 
 
+async def test_members_that_name_no_model_have_that_of_the_team(teams: Teams, agent: ScriptedAgent) -> None:
+    request = asked(("a", [{"say": "x"}]), ("b", [{"say": "y"}]), model="house/usual")
+    own = [request.agents[0], request.agents[1].model_copy(update={"model": "house/own"})]
+    team = await teams.wait((await teams.create(request.model_copy(update={"agents": own}))).team_id)
+    assert [each.model for each in team.agents] == ["house/usual", "house/own"]
+    assert {prompt.model for _, prompt in agent.prompts} == {"house/usual", "house/own"}
+
+
 async def test_more_than_may_work_at_a_time_are_not_all_said_to(
     teams: Teams, tasks: Tasks, registry: Registry, agent: ScriptedAgent, monkeypatch: pytest.MonkeyPatch
 ) -> None:
