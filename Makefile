@@ -25,7 +25,7 @@ check: install-dev ## Style, types and freshness of generated code only
 	$(BIN)/mypy
 	cd src/skerry/runtime/interpreter/inside/python && \
 	$(abspath $(BIN))/mypy --config-file $(CURDIR)/pyproject.toml --explicit-package-bases .
-	cd src/skerry/agents/inside && MYPYPATH=../opencode \
+	cd src/skerry/agents/inside && \
 	$(abspath $(BIN))/mypy --config-file $(CURDIR)/pyproject.toml --explicit-package-bases .
 	$(BIN)/python scripts/generate_sync.py --check
 	$(BIN)/python scripts/lock.py --check

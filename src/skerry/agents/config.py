@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 from pydantic import SecretStr, ValidationError
 
 from skerry.agents.claude.permissions import rules
+from skerry.agents.claude.speech import CONFIGURATION, RULES, SERVERS
 from skerry.agents.contract import DIRECTORY, Setup
 from skerry.agents.models import AgentConfig, Credential
 from skerry.agents.providers import PROVIDERS, ModelProvider, speaks_like
@@ -199,7 +200,7 @@ def _claude(config: AgentConfig, directory: str, has: Environment) -> Preparatio
     if url is not None:
         # Claude Code adds /v1 by itself.
         env["ANTHROPIC_BASE_URL"] = str(url).rstrip("/").removesuffix("/v1")
-    place = f"{HOME}/.claude"
+    place = f"{HOME}/{CONFIGURATION}"
     folders = {"agent": "agents", "command": "commands"}
     files = {
         f"{place}/{folders[file.type]}/{_file_name(file.name, file.extension)}": file.content
@@ -217,11 +218,11 @@ def _claude(config: AgentConfig, directory: str, has: Environment) -> Preparatio
     if config.mcp:
         wanted = {name: server for name, server in config.mcp.items() if server.get("enabled", True)}
         servers = {name: _claude_mcp(name, _mcp(server, secrets, has)) for name, server in wanted.items()}
-        files[f"{place}/mcp.json"] = json.dumps({"mcpServers": servers})
+        files[f"{HOME}/{SERVERS}"] = json.dumps({"mcpServers": servers})
     model = None if config.model is None else config.model.removeprefix("anthropic/")
     permissions = rules(config.settings.get("permission") or {})
     if permissions["ask"] or permissions["deny"]:
-        files[f"{place}/permissions.json"] = json.dumps({"permissions": permissions})
+        files[f"{HOME}/{RULES}"] = json.dumps({"permissions": permissions})
     given = {path: content.encode() for path, content in files.items()}
     setup = Setup(directory, given, env, model, asks=bool(permissions["ask"]))
     return Preparation(setup, secrets, ("claude-code",))

@@ -14,6 +14,7 @@ from skerry.cli.egress import SECRET, parse_secret
 if TYPE_CHECKING:
     from skerry import Client
 
+Agent = Annotated[str | None, typer.Option("--agent", help="opencode (the usual one) or claude-code.")]
 Provider = Annotated[str | None, typer.Option("--provider", "-p", help="Where: local, docker, cloudflare, modal.")]
 Model = Annotated[str | None, typer.Option("--model", "-m", help="PROVIDER/MODEL.")]
 Config = Annotated[Path | None, typer.Option("--config", help="The agent's configuration, a JSON file.")]

@@ -13,7 +13,19 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from skerry.cli.agents import Allow, Config, Mode, Model, Provider, Secret, Variables, given, need_server, surroundings
+from skerry.cli.agents import (
+    Agent,
+    Allow,
+    Config,
+    Mode,
+    Model,
+    Provider,
+    Secret,
+    Variables,
+    given,
+    need_server,
+    surroundings,
+)
 from skerry.cli.context import Target, target_of
 from skerry.cli.output import AsJson, print_json, print_table, somebody_looks
 
@@ -45,6 +57,7 @@ def start(
     title: Annotated[str | None, typer.Argument(help="What it is about.")] = None,
     repo: Annotated[str | None, typer.Option("--repo", "-r", help="OWNER/NAME on the server's forge.")] = None,
     branch: Annotated[str | None, typer.Option("--branch", "-b", help="Begin from this one.")] = None,
+    agent: Agent = None,
     model: Model = None,
     config: Config = None,
     image: Annotated[str | None, typer.Option(help="The image of its sandbox.")] = None,
@@ -59,7 +72,7 @@ def start(
     as_json: AsJson = False,
 ) -> None:
     """Begin a session. Prints its id; `skerry session prompt` gives it something to do."""
-    options = given(title=title, branch=branch, model=model, image=image, provider=provider)
+    options = given(title=title, branch=branch, agent=agent, model=model, image=image, provider=provider)
     if repo is not None:
         owner, slash, name = repo.partition("/")
         if not (owner and slash and name):
@@ -187,7 +200,7 @@ def show(
             }
         )
     print(f"{info.id}: {info.status}, sandbox {info.sandbox_status}" + (f" ({info.error})" if info.error else ""))
-    for line in (info.title, _repo(info), *(each.url for each in artifacts)):
+    for line in (info.title, _repo(info), info.agent, *(each.url for each in artifacts)):
         if line:
             print(line)
     for each in messages:

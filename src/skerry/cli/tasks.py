@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from skerry.cli.agents import (
+    Agent,
     Allow,
     Config,
     Mode,
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
 Repo = Annotated[str | None, typer.Option("--repo", "-r", help="A repository to clone.")]
 Branch = Annotated[str | None, typer.Option("--branch", "-b", help="Of the repository.")]
 Depth = Annotated[int | None, typer.Option(min=1, help="Clone only so many commits.")]
-Agent = Annotated[str | None, typer.Option("--agent", help="opencode (the usual one) or claude-code.")]
 Timeout = Annotated[float | None, typer.Option("--timeout", "-t", help="Seconds that the agent has; an hour if not.")]
 Afterwards = Annotated[
     Literal["keep", "stop", "destroy"] | None, typer.Option(help="What becomes of the sandbox: put to sleep if not.")

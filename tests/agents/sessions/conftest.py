@@ -18,9 +18,9 @@ import uvicorn
 import websockets
 
 from skerry.agents.sessions.life import Times
+from skerry.agents.sessions.programs import AGENT_PORT, AgentCommand
 from skerry.agents.sessions.session import Session
 from skerry.agents.sessions.sessions import Sessions
-from skerry.agents.sessions.spawner import AGENT_PORT, AgentCommand
 from skerry.control.open import open_registry
 from skerry.control.registry import Registry
 from skerry.control.session_rows import SessionRow
@@ -30,9 +30,9 @@ from skerry.settings import Settings
 
 SLOW = "an agent that is slow to start"
 SCRIPTED = """
-from skerry.agents.sessions import sessions
+from skerry.agents.sessions import programs
 from tests.agents.sessions.conftest import scripted
-sessions.opencode = scripted
+programs.opencode = scripted
 """
 """For a server in a process of its own, before it starts: its sessions have the agent with a script."""
 SCRIPT = Path(__file__).with_name("scripted.py").read_text()

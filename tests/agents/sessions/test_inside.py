@@ -13,18 +13,16 @@ import sys
 import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from skerry.agents.sessions.spawner import INSIDE
+from skerry.agents.sessions.programs import inside
 
 _MAGIC = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
-PACKAGE = files("skerry.agents")
-SOURCES = {name: PACKAGE.joinpath("inside", f"{name}.py").read_text() for name in INSIDE}
-SOURCES["turn"] = PACKAGE.joinpath("opencode", "turn.py").read_text()
+SOURCES = inside()
+MODULES = {path.removesuffix(".py").replace("/", ".") for path in SOURCES}
 
 
 @pytest.mark.parametrize("name", SOURCES)
@@ -34,15 +32,16 @@ def test_it_takes_no_more_than_the_standard_library_of_an_older_python(name: str
         if isinstance(node, ast.Import | ast.ImportFrom):
             modules = [node.module or ""] if isinstance(node, ast.ImportFrom) else [each.name for each in node.names]
             for module in modules:
-                first = module.partition(".")[0]
-                assert first in sys.stdlib_module_names or first in SOURCES, module
+                inside = {module, *(f"{module}.{each.name}" for each in node.names)} & MODULES
+                assert module.partition(".")[0] in sys.stdlib_module_names or inside, module
         assert not isinstance(node, ast.Match)
 
 
 @pytest.fixture
 def place(tmp_path: Path) -> Path:
-    for name, text in SOURCES.items():
-        (tmp_path / f"{name}.py").write_text(text)
+    for path, text in SOURCES.items():
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_bytes(text)
     return tmp_path
 
 
@@ -65,8 +64,8 @@ assert ids == sorted(ids)
 open(sys.path[0] + "/box/half.new", "w").close()  # one that was being written when its writer was killed
 open(sys.path[0] + "/box/0broken", "w").write("{")
 left = [Outbox(sys.path[0] + "/box").read(id) for id in first.waiting()]
-first.remove(ids[0]); first.remove(ids[0]); first.remove("../turn.py")
-print(json.dumps([[e["n"] for e in left if e], len(first.waiting()), os.path.exists(sys.path[0] + "/turn.py")]))
+first.remove(ids[0]); first.remove(ids[0]); first.remove("../said.py")
+print(json.dumps([[e["n"] for e in left if e], len(first.waiting()), os.path.exists(sys.path[0] + "/said.py")]))
 """,
     )
     assert found == [list(range(20)), 19, True]
@@ -362,8 +361,8 @@ def test_a_bridge_whose_connection_leads_nowhere_comes_again(place: Path) -> Non
 
 SILENT = """
 import asyncio, json, os, time
-import bridge, places
-bridge.LOOK_AFTER = 0.2
+import bridge, opencode, places
+opencode.LOOK_AFTER = 0.2
 places.AGENT_SESSION = sys.path[0] + "/session"
 environ = {"SANDBOX_ID": "s", "SESSION_ID": "x", "CONTROL_PLANE_URL": "http://127.0.0.1:1", "SANDBOX_AUTH_TOKEN": "t",
            "SESSION_CONFIG": json.dumps({"agent": {"port": PORT}, "directory": sys.path[0]})}
@@ -392,3 +391,37 @@ def test_an_agent_that_says_nothing_is_asked_how_it_stands(place: Path) -> None:
     assert [ended["say hello"], ended["say again"]] == [None, None]
     assert "does not work at the prompt" in ended["swallow"]
     assert "does not take the prompt" in ended["lose"]
+
+
+RECALLED = """
+import asyncio, json, os, resource
+import claude_host
+async def heard(after):
+    work = claude_host.Host({"program": [], "directory": "/", "port": 1}).work
+    return [[told["number"], told["event"].get("content", told["event"]["type"])] async for told in work.heard(after)]
+async def main():
+    work = claude_host.Work("m", "s")
+    work.begin()
+    for event in ("step_start", "a", "a b", "step_start", "c"):
+        work.tell([{"type": event} if "_" in event else {"type": "token", "content": event}])
+    some = work.heard(0)
+    seen = [(await some.__anext__())["number"] for _ in range(4)]
+    again = await heard(3)
+    with open(claude_host.places.TURN, "a") as file:
+        file.write('{"type": "tok')
+    half = await heard(2)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))
+    work.tell([{"type": "step_start"}])
+    resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    print(json.dumps([seen, again, half, await heard(6)]))
+asyncio.run(main())
+"""
+
+
+def test_what_claude_code_had_said_before_its_host_was_killed_is_known_to_the_next(place: Path) -> None:
+    seen, again, half, beyond = run(place, RECALLED)
+    assert seen == [0, 1, 2, 3]
+    assert again == [[3, "error"], [4, "execution_complete"]], "a token that may still have grown is not kept"
+    assert half == [[2, "step_start"], [3, "error"], [4, "execution_complete"]]
+    assert beyond == [], "what a full disk did not take"

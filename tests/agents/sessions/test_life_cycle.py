@@ -16,7 +16,7 @@ from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from skerry.agents.sessions.life import Times
-from skerry.agents.sessions.spawner import AgentCommand
+from skerry.agents.sessions.programs import AgentCommand
 from skerry.control.session_rows import SessionRow
 from tests.agents.sessions.conftest import Desk, desk_of, scripted
 

@@ -15,15 +15,15 @@ from typing import Any
 import httpx
 import pytest
 
-from skerry.agents.sessions.sessions import opencode
-from skerry.agents.sessions.spawner import AgentCommand
+from skerry.agents.sessions.programs import AgentCommand, command
 from skerry.control.session_rows import SessionRow
-from tests.agents.conftest import HOST, KEY
-from tests.agents.model import Model, call, config, say
+from tests.agents.conftest import HOST
+from tests.agents.model import Model, call, say
 from tests.agents.search import nothing_inside
 from tests.agents.sessions.conftest import SLOW, Desk, desk_of
 from tests.agents.sessions.conftest import scripted as scripted_agent
 from tests.agents.sessions.forge import Forge
+from tests.agents.sessions.kinds import KINDS, Kind
 
 TOKEN = "ghs_" + secrets.token_hex(18)
 USERS_TOKEN = "gho_" + secrets.token_hex(18)
@@ -40,7 +40,7 @@ def forge() -> Iterator[Forge]:
 
 
 def agent(row: SessionRow, tools: Mapping[str, Any]) -> AgentCommand:
-    return opencode(row, tools) if row.title == "with a model" else scripted_agent(row, tools)
+    return command(row, tools) if row.title == "with a model" else scripted_agent(row, tools)
 
 
 @pytest.fixture(scope="module")
@@ -382,15 +382,18 @@ async def test_repositories_are_listed_and_described(desk: Desk, monkeypatch: py
     assert (missing.status_code, missing.json()["error"]["code"]) == (404, "repository_not_found")
 
 
-async def test_the_agent_opens_a_pull_request_with_a_tool_of_its_own(desk: Desk, forge: Forge, model: Model) -> None:
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
+async def test_the_agent_opens_a_pull_request_with_a_tool_of_its_own(
+    desk: Desk, forge: Forge, model: Model, kind: Kind
+) -> None:
     model.when(
         "make it three",
-        call("bash", command="echo three >> file && git commit -qam three && echo loose > loose", description="x"),
-        call("skerry_create-pull-request", title="Three", body="By the agent."),
+        call(kind.shell, command="echo three >> file && git commit -qam three && echo loose > loose", description="x"),
+        call(kind.opens_pull_requests, title="Three", body="By the agent."),
         say("It is open."),
     )
     id = await desk.session(
-        **repository(forge, f"{HOST}:{model.port}", title="with a model", config=config(model, key=KEY))
+        **repository(forge, f"{HOST}:{model.port}", title="with a model", agent=kind.name, config=kind.config(model))
     )
     message = await desk.ask(id, "make it three")
     assert message["status"] == "completed"
@@ -402,7 +405,7 @@ async def test_the_agent_opens_a_pull_request_with_a_tool_of_its_own(desk: Desk,
     assert "+loose" in patch, "and not"
     assert await desk.inside(id, "cd /workspace/thing && git status --short") == "?? loose\n"
     page = (await desk.http.get("/v1/audit", params={"operation": "create_agents_pull_request"})).json()
-    entry = page["entries"][-1]
+    entry = page["entries"][0]
     assert (entry["actor"], entry["owner"], entry["outcome"]) == ("sandbox", "local", "ok")
     assert entry["sandboxId"] == desk.live(id).row.sandbox_id
     await desk.http.delete(f"/sessions/{id}")

@@ -5,15 +5,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import re
 import secrets
 import uuid
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import TypeAdapter
 
+from skerry.agents.claude import speech
 from skerry.agents.claude.turn import Json, Turn
 from skerry.agents.config import HOME
 from skerry.agents.contract import Prompt, Setup
@@ -26,13 +26,6 @@ from skerry.runtime.processes import Process
 from skerry.runtime.runtime import Runtime
 
 PROGRAM = f"{PLACE}/claude-code/bin/claude"
-ENVIRONMENT = {
-    "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
-    "DISABLE_AUTOUPDATER": "1",
-    # It refuses to work without asking as root, unless it is told that it is behind walls.
-    "IS_SANDBOX": "1",
-}
-LARGEST_LINE = 16 << 20
 _EVENT: TypeAdapter[AgentEvent] = TypeAdapter(AgentEvent)
 
 
@@ -101,30 +94,27 @@ class RunningClaudeCode:
                 await self._finish(work, turn.finished)
 
     async def _begin(self, session: str, prompt: Prompt) -> _Work:
-        args = ["-p", "--verbose", "--output-format", "stream-json", "--input-format", "stream-json"]
-        args += ["--include-partial-messages", "--resume" if await self._begun(session) else "--session-id", session]
-        args += ["--permission-prompt-tool", "stdio"] if self._setup.asks else ["--dangerously-skip-permissions"]
-        model = prompt.model or self._setup.model
-        if model is not None:
-            args += ["--model", model.removeprefix("anthropic/")]
-        if prompt.system is not None:
-            args += ["--append-system-prompt", prompt.system]
-        if f"{HOME}/.claude/mcp.json" in self._setup.files:
-            args += ["--mcp-config", f"{HOME}/.claude/mcp.json"]
-        if f"{HOME}/.claude/permissions.json" in self._setup.files:
-            args += ["--settings", f"{HOME}/.claude/permissions.json"]
+        servers, rules = f"{HOME}/{speech.SERVERS}", f"{HOME}/{speech.RULES}"
+        args = speech.arguments(
+            session,
+            begun=await self._begun(session),
+            asks=self._setup.asks,
+            model=prompt.model or self._setup.model or self._setup.env.get("ANTHROPIC_MODEL"),
+            system=prompt.system,
+            servers=[servers] if servers in self._setup.files else [],
+            rules=rules if rules in self._setup.files else None,
+        )
         id = f"claude-{secrets.token_hex(3)}"
         request = StartProcess(
             command=PROGRAM,
             args=args,
             process_id=id,
             cwd=self._setup.directory,
-            env={**ENVIRONMENT, **self._setup.env},
+            env={**speech.ENVIRONMENT, **self._setup.env},
         )
         await self._runtime.processes.start(request)
         work = _Work(self._runtime.processes.find(id))
-        content: list[Any] = [{"type": "text", "text": prompt.text}, *(dict(each) for each in prompt.attachments)]
-        await work.say({"type": "user", "message": {"role": "user", "content": content}})
+        await work.say(speech.prompt(prompt.text, prompt.attachments))
         return work
 
     async def _begun(self, session: str) -> bool:
@@ -133,8 +123,7 @@ class RunningClaudeCode:
             uuid.UUID(session)
         except ValueError:
             raise AgentSessionNotFoundError("Claude Code's sessions have UUIDs for names.") from None
-        folder = re.sub(r"[^A-Za-z0-9]", "-", self._setup.directory)
-        return await self._runtime.files.exists(f"{HOME}/.claude/projects/{folder}/{session}.jsonl")
+        return await self._runtime.files.exists(f"{HOME}/{speech.transcript(self._setup.directory, session)}")
 
     async def _heard(self, turn: Turn, work: _Work) -> AsyncGenerator[Json, None]:
         rest = ""
@@ -143,7 +132,7 @@ class RunningClaudeCode:
                 if entry.type != "stdout":
                     continue
                 *lines, rest = (rest + (entry.data or "")).split("\n")
-                if len(rest) > LARGEST_LINE:
+                if len(rest) > speech.LARGEST_LINE:
                     for event in turn.end("Claude Code printed a line that is too long.", "agent_failed"):
                         yield event
                     return
@@ -158,7 +147,7 @@ class RunningClaudeCode:
         await work.process.ended.wait()
         info = work.process.info
         why = info.error or work.process.said.decode(errors="replace").strip()[-500:] or f"status {info.exit_code}"
-        code = "agent_died" if info.exit_code is None or info.exit_code > 128 or info.exit_code < 0 else "agent_failed"
+        code = "agent_died" if speech.died(info.exit_code) else "agent_failed"
         for event in turn.end(f"Claude Code has ended: {why}", code):
             yield event
 
@@ -177,13 +166,7 @@ class RunningClaudeCode:
             asked = work.questions.pop(permission, None)
             if asked is None:
                 continue
-            decision: Json = {"behavior": "deny", "message": "The user rejected this call."}
-            if reply != "reject":
-                decision = {"behavior": "allow", "updatedInput": asked.get("input") or {}}
-                if reply == "always":
-                    decision["updatedPermissions"] = asked.get("permission_suggestions") or []
-            response = {"subtype": "success", "request_id": permission, "response": decision}
-            return await work.say({"type": "control_response", "response": response})
+            return await work.say(speech.answer(permission, asked, reply))
         raise AgentSessionNotFoundError("Claude Code does not wait for an answer to this question.")
 
     async def abort(self, session: str) -> None:
@@ -192,8 +175,7 @@ class RunningClaudeCode:
             return
         if work.process.stdin < 0:
             return await self._end(work)  # nobody listens to it, and it listens to nobody
-        request = {"subtype": "interrupt"}
-        await work.say({"type": "control_request", "request_id": secrets.token_hex(8), "request": request})
+        await work.say(speech.interruption(secrets.token_hex(8)))
 
     async def stop(self) -> None:
         await asyncio.gather(*(self._end(work) for work in list(self._working.values())))

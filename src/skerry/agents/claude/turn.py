@@ -1,4 +1,7 @@
-"""One prompt to Claude Code, told from what it prints (``--output-format stream-json``)."""
+"""One prompt to Claude Code, told from what it prints (``--output-format stream-json``).
+
+This file runs outside and inside of sandboxes, so it takes nothing but the standard library, of Python 3.9 on.
+"""
 
 from __future__ import annotations
 
@@ -27,6 +30,7 @@ class Turn:
         """What the session has cost up to now."""
         self._text = ""
         self._told = ""
+        self._steps = 0
         self._tools: dict[str, Json] = {}
         self._ended: set[str] = set()
         self._aborted = False
@@ -34,23 +38,8 @@ class Turn:
     def feed(self, said: Json) -> list[Json]:
         if self.over or said.get("parent_tool_use_id"):  # the latter are what subagents say among themselves
             return []
-        match said.get("type"):
-            case "stream_event":
-                return self._stream(said.get("event") or {})
-            case "assistant" if (said.get("message") or {}).get("model") == "<synthetic>":
-                return []  # what Claude Code says in the model's name: that it was stopped, or could not ask
-            case "assistant":
-                self._aborted = self._aborted or bool(said.get("aborted"))
-                return self._assistant(said.get("message") or {})
-            case "user":
-                return self._results((said.get("message") or {}).get("content"))
-            case "control_request":
-                return self._question(said)
-            case "system" if said.get("subtype") == "api_retry":
-                return self._retry(said)
-            case "result":
-                return self._result(said)
-        return []
+        handler = _HANDLERS.get(str(said.get("type")))
+        return handler(self, said) if handler is not None else []
 
     def end(self, error: str, code: str) -> list[Json]:
         if self.over:
@@ -59,18 +48,24 @@ class Turn:
         failure = {"error": error, "code": code}
         return [self._event("error", **failure), self._event("execution_complete", success=False, **failure)]
 
-    def _stream(self, event: Json) -> list[Json]:
-        match event.get("type"):
-            case "message_start":
-                self._text = self._told = ""
-                return [self._event("step_start")]
-            case "content_block_delta" if (event.get("delta") or {}).get("type") == "text_delta":
-                self._text += str(event["delta"].get("text") or "")
-                return self._token()
+    def _stream(self, said: Json) -> list[Json]:
+        event = said.get("event") or {}
+        delta = event.get("delta") or {}
+        if event.get("type") == "message_start":
+            self._text = self._told = ""
+            self._steps += 1
+            return [self._event("step_start")]
+        if event.get("type") == "content_block_delta" and delta.get("type") == "text_delta":
+            self._text += str(delta.get("text") or "")
+            return self._token()
         return []
 
-    def _assistant(self, message: Json) -> list[Json]:
+    def _assistant(self, said: Json) -> list[Json]:
         """A part of an answer that is complete: its text, or one of its calls."""
+        message = said.get("message") or {}
+        if message.get("model") == "<synthetic>":
+            return []  # what Claude Code says in the model's name: that it was stopped, or could not ask
+        self._aborted = self._aborted or bool(said.get("aborted"))
         told: list[Json] = []
         for part in message.get("content") or []:
             if part.get("type") == "text" and not self._text.endswith(str(part.get("text"))):
@@ -85,9 +80,10 @@ class Turn:
         if not self._text or self._text == self._told:
             return []
         self._told = self._text
-        return [self._event("token", content=self._text)]
+        return [self._event("token", content=self._text, textId=f"{self.message_id}-{self._steps}")]
 
-    def _results(self, content: object) -> list[Json]:
+    def _results(self, said: Json) -> list[Json]:
+        content = (said.get("message") or {}).get("content")
         told: list[Json] = []
         for part in content if isinstance(content, list) else []:
             call = self._tools.get(str(part.get("tool_use_id"))) if isinstance(part, dict) else None
@@ -120,7 +116,9 @@ class Turn:
             self._event("permission", id=str(said["request_id"]), tool=str(asked.get("tool_name")), patterns=patterns)
         ]
 
-    def _retry(self, said: Json) -> list[Json]:
+    def _system(self, said: Json) -> list[Json]:
+        if said.get("subtype") != "api_retry":
+            return []
         status, why = said.get("error_status"), str(said.get("error") or "no answer")
         if status in (401, 403):  # it would try ten times, for minutes
             return self.end(f"The model refused the key: {why}", "model_denied")
@@ -160,6 +158,16 @@ class Turn:
 
     def _event(self, type: str, **fields: Any) -> Json:
         return {"type": type, "messageId": self.message_id, **fields}
+
+
+_HANDLERS = {
+    "stream_event": Turn._stream,
+    "assistant": Turn._assistant,
+    "user": Turn._results,
+    "control_request": Turn._question,
+    "system": Turn._system,
+    "result": Turn._result,
+}
 
 
 def _text(content: object) -> str:

@@ -12,18 +12,19 @@ import os
 import sys
 import time
 from typing import Any
-from urllib.parse import quote, urlencode
+from urllib.parse import urlencode
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 
-import attachment
 import ending
 import places
+from agent import Agent, Died, generation
+from claude import ClaudeCode
+from opencode import OpenCode
 from outbox import Event, Outbox
 from repository import Repository
 from said import Said
-from speech import Failed, Speaker
-from turn import Turn
+from speaker import Failed
 from websocket import Closed, Refused, WebSocket, connect
 
 HEARTBEAT = 30.0
@@ -34,21 +35,16 @@ TERMINAL = (401, 403, 404, 410)
 REMEMBERED = 100
 LOOK_EVERY = 1.0
 """Seconds after which events that the supervisor added are noticed."""
-AGENT_PATIENCE = 60.0
-"""Seconds that an agent whose connection broke has to answer again."""
 ABORT_PATIENCE = 10.0
-LOOK_AFTER = 20.0
-"""Seconds without a word about the prompt after which the agent is asked how it stands with it."""
-MOST_ASKED = 3
-"""How often it is given a prompt that it does not know of afterwards."""
+KINDS: dict[str, type[Agent]] = {"opencode": OpenCode, "claude-code": ClaudeCode}
 
 
 class Over(Exception):
     """There is nothing to do any more."""
 
 
-class AgentDied(Exception):
-    pass
+class Stopped(Exception):
+    """It is not wanted any more."""
 
 
 class Bridge:
@@ -65,9 +61,8 @@ class Bridge:
         else:
             self.headers = {"Authorization": f"Bearer {self.token}", "X-Sandbox-ID": self.sandbox}
         agent = self.config["agent"]
-        password = agent.get("password")
-        user = ("opencode", password) if password else None
-        self.agent = Speaker(f"http://127.0.0.1:{agent['port']}", user=user)
+        kind = KINDS[agent.get("kind", "opencode")]
+        self.agent = kind(agent, self.directory, self.session, self._begin)
         self.outbox = Outbox(places.OUTBOX)
         self.repository = Repository(self.directory, self.config.get("branch"), self._emit)
         self.state = places.read_json(places.STATE)
@@ -163,7 +158,7 @@ class Bridge:
             elif time.monotonic() - pinged >= HEARTBEAT:
                 raise Closed()
             self.nudged.clear()
-            phase = self._phase()
+            phase = places.phase()
             if phase == "ready" and told != "ready":
                 await self._say({"type": "ready", "agentSession": self._agent_session(), "messageId": self._at()})
             told = phase
@@ -186,9 +181,6 @@ class Bridge:
             os._exit(1)
         self.nudged.set()
         self.fresh.set()
-
-    def _phase(self) -> str:
-        return str(places.read_json(places.PHASE).get("phase", "ready"))
 
     async def _send(self, socket: WebSocket) -> None:
         """All that waits, in order, and then what comes. Those that are not acknowledged are sent again next time."""
@@ -294,7 +286,9 @@ class Bridge:
             said.forget()
         try:
             await self._work(current, said, resumed)
-        except AgentDied as error:
+        except Stopped:
+            said.fail("It was stopped.", "aborted")
+        except Died as error:
             said.fail(str(error), "agent_died")
         except (Failed, OSError, asyncio.IncompleteReadError) as error:
             said.fail(str(error) or type(error).__name__, "agent_failed")
@@ -313,95 +307,20 @@ class Bridge:
             self.working = asyncio.ensure_future(self._turn(following))
 
     async def _work(self, current: dict[str, Any], said: Said, resumed: bool) -> None:
-        await self._agent_answers()
-        session = await self._ensure_session()
-        turn = Turn(session, current["prompt"])
-        while not said.complete:
-            if current.get("generation", self._generation()) != self._generation():
-                return await self._post_mortem(session, current, turn, said)
-            stream = self.agent.events("/event?" + self._where())
-            try:
-                first, looked = True, time.monotonic()
-                async for event in stream:
-                    if first:
-                        # Listening comes before asking: nothing is missed in between.
-                        first = False
-                        if current.get("stopped") and "generation" not in current:
-                            return said.fail("It was stopped.", "aborted")
-                        if "generation" not in current:
-                            await self.repository.commit_as(current.get("identity"))
-                            current["generation"] = self._generation()
-                            self._keep(current=current)
-                            await self._ask(session, current)
-                        elif resumed:
-                            await self._catch_up(session, current, turn, said)
-                    told = turn.feed(event)
-                    said.take(told)
-                    if told:
-                        looked = time.monotonic()
-                    elif time.monotonic() - looked >= LOOK_AFTER:
-                        looked = time.monotonic()
-                        await self._catch_up(session, current, turn, said)
-                    if turn.gave_up:
-                        await self._ask_to_stop()
-                    if said.complete:
-                        break
-            except OSError:
-                pass
-            finally:
-                await stream.aclose()
-            resumed = True  # the connection broke; whether the agent did is seen next
-            if not said.complete:
-                await self._agent_answers()
+        await self.agent.answers()
+        known = self._agent_session()
+        session = await self.agent.session(known)
+        if session != known:
+            await self._begun(session)
+        await self.agent.work(session, current, said, resumed)
 
-    async def _ask(self, session: str, current: dict[str, Any]) -> None:
-        body: dict[str, Any] = {
-            "messageID": current["prompt"],
-            "parts": [
-                {"type": "text", "text": current["content"]},
-                *map(attachment.part, current.get("attachments", [])),
-            ],
-        }
-        if current.get("system"):
-            body["system"] = current["system"]
-        provider, slash, model = (current.get("model") or "").partition("/")
-        if slash:
-            body["model"] = {"providerID": provider, "modelID": model}
-        await self.agent.ask("POST", f"/session/{session}/prompt_async?{self._where()}", body)
-
-    async def _catch_up(self, session: str, current: dict[str, Any], turn: Turn, said: Said) -> None:
-        """What was missed, from what the agent has written down."""
-        states = await self.agent.ask("GET", f"/session/status?{self._where()}")
-        busy = not isinstance(states, dict) or session in states
-        mine = await self._messages(session)
-        if not _knows(mine, current["prompt"]):
-            current["asked"] = current.get("asked", 0) + 1
-            if current["asked"] > MOST_ASKED:
-                raise Failed("The agent does not take the prompt, and does not say why.")
-            return await self._ask(session, current)  # killed before it could be asked
-        said.take(turn.catch_up(mine, busy))
-        current["idle"] = 0 if busy else current.get("idle", 0) + 1
-        if not said.complete and current["idle"] > 1:  # once may be a moment too soon
-            raise Failed("The agent does not work at the prompt, and does not say why.")
-        try:
-            questions = await self.agent.ask("GET", f"/permission?{self._where()}")
-        except Failed:
-            return  # one that never asks
-        for question in questions or []:
-            said.take(turn.feed({"type": "permission.asked", "properties": question}))
-
-    async def _post_mortem(self, session: str, current: dict[str, Any], turn: Turn, said: Said) -> None:
-        """The agent is another one. What the one before had written down is said, and that it is gone."""
-        mine = await self._messages(session)
-        answers = [each["info"] for each in mine if each["info"].get("parentID") == current["prompt"]]
-        last = answers[-1] if answers else {}
-        through = bool((last.get("time") or {}).get("completed")) and last.get("finish") not in (None, "tool-calls")
-        said.take(turn.catch_up(mine, not through))
-        said.take(turn.end("The agent ended in the middle of the turn.", "agent_died"))
-
-    async def _messages(self, session: str) -> list[dict[str, Any]]:
-        found = await self.agent.ask("GET", f"/session/{session}/message?{self._where()}")
-        return [each for each in found or [] if isinstance(each, dict) and isinstance(each.get("info"), dict)]
+    async def _begin(self, current: dict[str, Any]) -> None:
+        """Before the agent is told of it."""
+        if current.get("stopped"):
+            raise Stopped
+        await self.repository.commit_as(current.get("identity"))
+        current["generation"] = generation()
+        self._keep(current=current)
 
     async def _abort(self) -> None:
         """Stop the turn; should the agent not say that it has, it is over all the same."""
@@ -425,30 +344,10 @@ class Bridge:
 
     async def _ask_to_stop(self) -> None:
         session = self._agent_session()
-        try:
-            if session is not None:
-                await self.agent.ask("POST", f"/session/{session}/abort?{self._where()}", patience=5)
-        except (Failed, OSError):
-            pass
+        if session is not None:
+            await self.agent.stop(session)
 
-    # -- the agent -----------------------------------------------------------------------------------------------------
-
-    async def _agent_answers(self) -> None:
-        """Wait for the agent, which may just be being started again."""
-        until = time.monotonic() + AGENT_PATIENCE
-        while True:
-            try:
-                await self.agent.ask("GET", "/global/health", patience=5)
-                return
-            except (OSError, Failed):
-                if self._phase() != "ready":
-                    until = time.monotonic() + AGENT_PATIENCE
-                elif time.monotonic() > until:
-                    raise AgentDied("The agent ended in the middle of the turn, and does not come back.") from None
-            await asyncio.sleep(0.2)
-
-    def _generation(self) -> int:
-        return int(places.read_json(places.AGENT).get("generation", 0))
+    # -- the agent's session, and its questions ------------------------------------------------------------------------
 
     def _agent_session(self) -> str | None:
         try:
@@ -457,26 +356,13 @@ class Bridge:
         except OSError:
             return None
 
-    async def _ensure_session(self) -> str:
-        known = self._agent_session()
-        if known is not None:
-            try:
-                await self.agent.ask("GET", f"/session/{known}?{self._where()}")
-                return known
-            except Failed:
-                pass
-        made = await self.agent.ask("POST", f"/session?{self._where()}", {"title": self.session})
-        session = str(made["id"])
+    async def _begun(self, session: str) -> None:
         with open(places.AGENT_SESSION, "w", encoding="utf-8") as file:
             file.write(session)
         try:
             await self._say({"type": "ready", "agentSession": session, "messageId": self._at()})
         except Closed:
             pass  # it is said to each new connection
-        return session
-
-    def _where(self) -> str:
-        return urlencode({"directory": self.directory})
 
     async def _answer(self, permission: str, command: dict[str, Any]) -> None:
         """To a question of the agent's. What it says to that is an event; who asked waits for it."""
@@ -484,16 +370,11 @@ class Bridge:
         if command.get("author"):
             told["author"] = command["author"]
         try:
-            path = f"/permission/{quote(permission, safe='')}/reply?{self._where()}"
-            await self.agent.ask("POST", path, {"reply": command.get("reply")})
+            await self.agent.answer(permission, command.get("reply"))
         except (Failed, OSError) as error:
             code = "question_not_found" if getattr(error, "status", 0) in (400, 404) else "agent_failed"
             return self._emit({"type": "permission_error", **told, "error": str(error), "code": code})
         self._emit({"type": "permission_answered", **told})
-
-
-def _knows(messages: list[dict[str, Any]], id: str) -> bool:
-    return any(each["info"].get("id") == id for each in messages)
 
 
 def message_id() -> str:

@@ -22,6 +22,11 @@ IDENTITY = os.path.join(HERE, "identity")
 """A configuration of git's: who the author of the present prompt is."""
 INDEX = os.path.join(HERE, "diff.index")
 LOG = os.path.join(HERE, "agent.log")
+TURN = os.path.join(HERE, "turn.jsonl")
+"""What Claude Code's host has told about the prompt it is at."""
+PAID = os.path.join(HERE, "paid.json")
+"""What Claude Code's sessions have cost, as it says it."""
+ERRORS = os.path.join(HERE, "claude.err")
 AGENT_SESSION = "/tmp/opencode-session-id"
 
 
@@ -32,6 +37,20 @@ def read_json(path: str) -> dict[str, Any]:
     except (OSError, ValueError):
         return {}
     return found if isinstance(found, dict) else {}
+
+
+def phase() -> str:
+    return str(read_json(PHASE).get("phase", "ready"))
+
+
+def tail(path: str, length: int = 2000) -> str:
+    try:
+        with open(path, "rb") as file:
+            file.seek(0, os.SEEK_END)
+            file.seek(max(0, file.tell() - length))
+            return file.read().decode("utf-8", "replace").strip()
+    except OSError:
+        return ""
 
 
 def remove(path: str) -> None:

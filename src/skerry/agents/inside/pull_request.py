@@ -12,7 +12,7 @@ from typing import Any
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 
 import places
-from speech import Failed, Speaker
+from speaker import Failed, Speaker
 
 PATIENCE = 240.0
 TOOL = {

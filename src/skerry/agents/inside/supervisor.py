@@ -16,9 +16,10 @@ sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import ending
 import git
 import places
+from agent import speaker_of
 from outbox import Outbox
 from reach import NotAllowed, reach
-from speech import Failed, Speaker
+from speaker import Failed, Speaker
 
 HEALTH_PATIENCE = 30.0
 HEALTH_EVERY = 0.5
@@ -222,7 +223,7 @@ class Supervisor:
             while True:
                 deaths += 1
                 if deaths > MOST_RESTARTS:
-                    raise Fatal(f"The agent ended {deaths} times in a row, last with {code}. {_tail(places.LOG)}")
+                    raise Fatal(f"The agent ended {deaths} times in a row, last with {code}. {places.tail(places.LOG)}")
                 self._tell("warning", message=f"The agent ended ({code}) and is started again.", code="agent_died")
                 await asyncio.sleep(min(2.0 ** (deaths - 1), LONGEST_BACKOFF))
                 try:
@@ -293,24 +294,8 @@ class Supervisor:
 class Died(Fatal):
     def __init__(self, code: int | None) -> None:
         how = "did not become healthy in time" if code is None else f"ended with {code} before it was healthy"
-        super().__init__(f"The agent {how}. {_tail(places.LOG)}")
+        super().__init__(f"The agent {how}. {places.tail(places.LOG)}")
         self.code = code
-
-
-def speaker_of(agent: dict[str, Any]) -> Speaker:
-    password = agent.get("password")
-    user = ("opencode", password) if password else None
-    return Speaker(f"http://127.0.0.1:{agent['port']}", user=user)
-
-
-def _tail(path: str, length: int = 2000) -> str:
-    try:
-        with open(path, "rb") as file:
-            file.seek(0, os.SEEK_END)
-            file.seek(max(0, file.tell() - length))
-            return file.read().decode("utf-8", "replace").strip()
-    except OSError:
-        return ""
 
 
 if __name__ == "__main__":

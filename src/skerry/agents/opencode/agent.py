@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
+from collections.abc import Iterable
 from weakref import WeakKeyDictionary
 
 from skerry.agents.config import HOME
@@ -52,8 +53,8 @@ class OpenCode:
                     return running
                 await running.stop()  # it knows of too few models
             await place(runtime, setup)
-            if any(path.startswith(_NEED_PACKAGES) for path in setup.files):
-                await _stage(runtime)
+            if needs_packages(setup.files):
+                await stage(runtime)
             running = await self._launch(runtime, setup)
             self._running[runtime] = running
             return running
@@ -97,7 +98,12 @@ class OpenCode:
         return running
 
 
-async def _stage(runtime: Runtime) -> None:
+def needs_packages(files: Iterable[str]) -> bool:
+    """Whether there are tools or plugins among them."""
+    return any(path.startswith(_NEED_PACKAGES) for path in files)
+
+
+async def stage(runtime: Runtime) -> None:
     """What tools and plugins import, where OpenCode would put it with npm: a link in its place it removes."""
     names = ("node_modules", "package.json", "package-lock.json")
     args = ["-r", "--no-clobber", "--", *(f"{PACKAGES}/{name}" for name in names), CONFIGURATION]

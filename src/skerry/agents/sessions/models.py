@@ -80,6 +80,7 @@ class CreateSession(Request):
     repo_owner: RepoWord | None = None
     repo_name: RepoWord | None = None
     branch: Branch | None = Field(None, description="The branch to begin from; the repository's own unless given.")
+    agent: Literal["opencode", "claude-code"] = "opencode"
     model: ModelName | None = None
     git_user_name: str | None = Field(None, max_length=200)
     git_user_email: str | None = Field(None, max_length=200)
@@ -143,6 +144,7 @@ class SessionInfo(Result):
     repo_owner: str | None
     repo_name: str | None
     branch: str | None
+    agent: str = "opencode"
     model: str | None
     provider: str = Field("", description="Where its sandboxes are.")
     status: SessionStatus

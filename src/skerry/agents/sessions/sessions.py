@@ -14,7 +14,7 @@ import structlog
 
 from skerry.agents.availability import provider_for
 from skerry.agents.config import prepare, server_variables
-from skerry.agents.opencode.agent import ENVIRONMENT, PROGRAM
+from skerry.agents.known import OPENCODE
 from skerry.agents.sessions import life, tokens
 from skerry.agents.sessions.behalf import on_behalf_of
 from skerry.agents.sessions.forge import Forge, GitHub
@@ -44,8 +44,9 @@ from skerry.agents.sessions.models import (
     SessionStatus,
     WsToken,
 )
+from skerry.agents.sessions.programs import AgentOf, command, directory_of
 from skerry.agents.sessions.session import Session
-from skerry.agents.sessions.spawner import AGENT_PORT, AgentCommand, AgentOf, Spawner, directory_of
+from skerry.agents.sessions.spawner import Spawner
 from skerry.control.actor import SANDBOX, actor, caller
 from skerry.control.audit import Audit
 from skerry.control.inquiry import inquiry
@@ -87,7 +88,7 @@ class Sessions:
     ) -> None:
         self.times = times or Times(inactivity=settings.session_inactivity)
         self.forge: Forge = forge or GitHub(settings)
-        self.spawner = Spawner(registry, settings, self.forge, agent or opencode)
+        self.spawner = Spawner(registry, settings, self.forge, agent or command)
         self._registry = registry
         self._settings = settings
         self._clock = clock
@@ -181,14 +182,16 @@ class Sessions:
             keep(request.github_token.get_secret_value())
         config = request.config if request.model is None else request.config.model_copy(update={"model": request.model})
         has = server_variables(self._settings, self._registry.reception.closed)
-        prepared = prepare("opencode", config, directory=directory_of(request.repo_name), has=has)
+        prepared = prepare(request.agent, config, directory=directory_of(request.repo_name), has=has)
         _check_size(prepared.setup.env)
         settings = request.model_dump(mode="json", by_alias=True, exclude_none=True, include={"env", "image", "egress"})
         settings |= {
+            "agent": request.agent,
             "setup": {
                 "env": dict(prepared.setup.env),
                 "files": {path: content.decode() for path, content in prepared.setup.files.items()},
                 "toolboxes": list(prepared.toolboxes),
+                "asks": prepared.setup.asks,
             },
             "limits": request.limits.model_dump(mode="json", by_alias=True, exclude_unset=True),
             "gitUserName": request.git_user_name,
@@ -221,6 +224,7 @@ class Sessions:
             repo_owner=row.repo_owner,
             repo_name=row.repo_name,
             branch=row.branch,
+            agent=row.settings.get("agent", OPENCODE.name),
             model=row.model,
             provider=self.spawner.provider(row),
             status=SessionStatus(row.status),
@@ -429,17 +433,6 @@ def _still_wanted(session: Session, sandbox: str) -> Session:
     if sandbox != row.sandbox_id or SandboxStatus(row.sandbox_status) in life.OVER:
         raise SessionSandboxGoneError("The session has done with this sandbox.")
     return session
-
-
-def opencode(row: SessionRow, tools: Mapping[str, Any]) -> AgentCommand:
-    """OpenCode, from its toolbox."""
-    setup = row.settings["setup"]
-    config = json.loads(setup["env"]["OPENCODE_CONFIG_CONTENT"])
-    if tools:
-        config["mcp"] = {**config.get("mcp", {}), **tools}
-    env = {**ENVIRONMENT, **setup["env"], "OPENCODE_CONFIG_CONTENT": json.dumps(config)}
-    command = (PROGRAM, "serve", "--port", str(AGENT_PORT), "--hostname", "127.0.0.1")
-    return AgentCommand(command, AGENT_PORT, env, toolboxes=tuple(setup["toolboxes"]))
 
 
 def message_info(row: MessageRow) -> MessageInfo:

@@ -7,66 +7,29 @@ import socket
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack
 from contextvars import Context
-from dataclasses import dataclass, field
-from importlib.resources import files
 from typing import Any
 
 from pydantic import SecretStr
 
+from skerry.agents.opencode.agent import needs_packages, stage
 from skerry.agents.sessions.forge import Forge
 from skerry.agents.sessions.journal import clean
+from skerry.agents.sessions.programs import DIRECTORY, AgentOf, directory_of, inside
 from skerry.agents.sessions.warm import Warm
 from skerry.control.registry import Registry
 from skerry.control.session_rows import SessionRow
 from skerry.errors import SkerryError, UnsupportedError
 from skerry.models import CreateSandbox, Secret, StartProcess
-from skerry.runtime.environment import WORKSPACE
 from skerry.runtime.runtime import Runtime
 from skerry.settings import Settings
 
 CONTROL_PORT = 42_042
 """Where inside the control plane is to be found."""
-AGENT_PORT = 4096
-DIRECTORY = "/var/lib/skerry-session"
-INSIDE = (
-    "places",
-    "ending",
-    "git",
-    "repository",
-    "outbox",
-    "said",
-    "reach",
-    "attachment",
-    "websocket",
-    "speech",
-    "supervisor",
-    "bridge",
-    "pull_request",
-)
 SUPERVISOR = "supervisor"
 SLEEP_AFTER = "1h"
 
 Inward = Callable[[str, socket.socket], Awaitable[None]]
 """Serves a connection that was made inside the sandbox of a session, as that session's."""
-
-
-@dataclass(frozen=True, slots=True)
-class AgentCommand:
-    """How the supervisor starts the agent, and where it is to be found then."""
-
-    command: tuple[str, ...]
-    port: int = AGENT_PORT
-    env: Mapping[str, str] = field(default_factory=dict)
-    toolboxes: tuple[str, ...] = ()
-
-
-AgentOf = Callable[[SessionRow, Mapping[str, Any]], AgentCommand]
-"""The agent of a session, and the MCP servers that it is given."""
-
-
-def directory_of(repo: str | None) -> str:
-    """Where the agent works."""
-    return WORKSPACE if repo is None else f"{WORKSPACE}/{repo}"
 
 
 class Attendance:
@@ -235,12 +198,10 @@ class Spawner:
     async def _furnish(self, row: SessionRow, runtime: Runtime) -> None:
         for path, text in row.settings.get("setup", {}).get("files", {}).items():
             await runtime.files.write(path, text.encode())
-        package = files("skerry.agents")
-        for name in INSIDE:
-            text = package.joinpath("inside", f"{name}.py").read_bytes()
-            await runtime.files.write(f"{DIRECTORY}/{name}.py", text, force=True)
-        turn = package.joinpath("opencode", "turn.py").read_bytes()
-        await runtime.files.write(f"{DIRECTORY}/turn.py", turn, force=True)
+        for path, text in inside().items():
+            await runtime.files.write(f"{DIRECTORY}/{path}", text, force=True)
+        if needs_packages(row.settings.get("setup", {}).get("files", {})):
+            await stage(runtime)
 
     async def _supervise(
         self, row: SessionRow, runtime: Runtime, sandbox: str, token: str, url: str, *, restored: bool
@@ -257,7 +218,12 @@ class Spawner:
             "model": row.model,
             "python": python,
             "queryAuth": self.query_auth,
-            "agent": {"command": list(agent.command), "port": agent.port, "env": dict(agent.env)},
+            "agent": {
+                "kind": agent.kind,
+                "command": [*(python if agent.python else ()), *agent.command],
+                "port": agent.port,
+                "env": dict(agent.env),
+            },
         }
         env = {
             "SANDBOX_ID": sandbox,

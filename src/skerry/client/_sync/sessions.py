@@ -263,7 +263,7 @@ class Sessions:
 
     def create_coding_session(self, **options: Any) -> CodingSession:
         """Begin one. Options are the fields of a session (``docs/sessions.md``): ``title``, ``repo_owner``,
-        ``repo_name``, ``branch``, ``model``, ``config``, ``github_token``, ``egress``, ``secrets``, …
+        ``repo_name``, ``branch``, ``agent``, ``model``, ``config``, ``github_token``, ``egress``, ``secrets``, …
         """
         body = CreateSession.model_validate(options).model_dump(mode="json", by_alias=True, exclude_unset=True)
         response = self.connection.request("POST", "/sessions", json=body)
