@@ -154,6 +154,27 @@ def test_what_claude_code_may_do_is_told_in_its_own_words(
         assert not {"Read", "Grep", "Edit", "Write"} & set(written["deny"])
 
 
+@pytest.mark.parametrize(
+    ("permission", "action", "expected"),
+    [
+        ({"bash": "ask"}, "allow", {"mcp__times", "mcp__two_words"}),
+        ({"*": "ask", "times_*": "allow"}, "allow", {"mcp__times"}),
+        ({"*": "ask", "times_*": "allow"}, "ask", {"mcp__two_words"}),
+        ({"*": "allow", "times_multiply": "deny", "two words_*": "ask"}, "deny", {"mcp__times__multiply"}),
+        ({"*": "allow", "times_multiply": "deny", "two words_*": "ask"}, "ask", {"mcp__two_words"}),
+        ({"*": "deny", "read": "allow"}, "deny", {"mcp__times", "mcp__two_words"}),
+    ],
+)
+def test_claude_code_is_told_what_it_may_do_with_mcp_servers_too(
+    permission: dict[str, Any], action: str, expected: set[str]
+) -> None:
+    server = {"command": ["a"]}
+    servers = {"times": server, "two words": server, "off": {**server, "enabled": False}}
+    setup = prepare("claude-code", {"permission": permission, "mcp": servers}).setup
+    told = json.loads(setup.files["/root/.claude/permissions.json"])["permissions"][action]
+    assert {rule for rule in told if rule.startswith("mcp__")} == expected
+
+
 def test_claude_code_is_given_the_mcp_servers_that_are_enabled() -> None:
     servers = {"on": {"type": "local", "command": ["a", "b"]}, "off": {"command": ["c"], "enabled": False}}
     setup = prepare("claude-code", {"mcp": servers}).setup

@@ -215,12 +215,12 @@ def _claude(config: AgentConfig, directory: str, has: Environment) -> Preparatio
         )
     if config.agents_md is not None:
         files[f"{place}/CLAUDE.md"] = config.agents_md
-    if config.mcp:
-        wanted = {name: server for name, server in config.mcp.items() if server.get("enabled", True)}
+    wanted = {name: server for name, server in config.mcp.items() if server.get("enabled", True)}
+    if wanted:
         servers = {name: _claude_mcp(name, _mcp(server, secrets, has)) for name, server in wanted.items()}
         files[f"{HOME}/{SERVERS}"] = json.dumps({"mcpServers": servers})
     model = None if config.model is None else config.model.removeprefix("anthropic/")
-    permissions = rules(config.settings.get("permission") or {})
+    permissions = rules(config.settings.get("permission") or {}, wanted)
     if permissions["ask"] or permissions["deny"]:
         files[f"{HOME}/{RULES}"] = json.dumps({"permissions": permissions})
     given = {path: content.encode() for path, content in files.items()}

@@ -19,8 +19,8 @@ class Kind:
     shell: str
     states: int
     """Of a call of a tool."""
-    opens_pull_requests: str
-    """The tool for it."""
+    served: str
+    """What it calls a tool of an MCP server."""
     finishes: int
     """Of two steps."""
     programs: tuple[str, ...]
@@ -39,7 +39,7 @@ KINDS = [
         name="opencode",
         shell="bash",
         states=3,
-        opens_pull_requests="skerry_create-pull-request",
+        served="{server}_{tool}",
         finishes=2,
         programs=("opencode serve",),
         other_model="scripted/scripted-2",
@@ -48,7 +48,7 @@ KINDS = [
         name="claude-code",
         shell="Bash",
         states=2,
-        opens_pull_requests="mcp__skerry__create-pull-request",
+        served="mcp__{server}__{tool}",
         finishes=1,
         programs=("bin/claude", "claude_host.py"),
         other_model="anthropic/claude-haiku-4-5",

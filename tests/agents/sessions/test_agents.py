@@ -16,6 +16,7 @@ from tests.agents.model import Model, call, fail, hang, say
 from tests.agents.search import nothing_inside
 from tests.agents.sessions.conftest import Desk, desk_of
 from tests.agents.sessions.kinds import KINDS, Kind
+from tests.agents.test_config import SERVER, TOOL
 
 
 @pytest.fixture(scope="module")
@@ -176,3 +177,21 @@ async def test_restored_after_a_stop_it_knows_what_was_said(desk: Desk, session:
     assert (await desk.ask(session, "do you remember?"))["status"] == "completed"
     assert (await desk.inside(session, "cat /workspace/order")).split() == ["0", "1", "2"]
     assert any("2+2" in str(asked.body["messages"]) for asked in model.asked)
+
+
+async def test_it_has_what_it_was_configured_with(desk: Desk, model: Model, kind: Kind) -> None:
+    given = kind.config(model) | {"agents_md": "Always be kind."}
+    given["mcp"] = {"times": {"type": "local", "command": ["python3", "-c", SERVER], "enabled": True}}
+    calls = [call(kind.served.format(server="times", tool="multiply"), a=6, b=7)]
+    if kind.name == "opencode":  # the other has no tools of this kind
+        given["files"] = [{"type": "tool", "name": "adder", "extension": "ts", "content": TOOL}]
+        calls.append(call("adder", a=2, b=3))
+    model.when("count", *calls, say("counted"))
+    reach = {"mode": "allowlist", "allow": [f"{HOST}:{model.port}"]}
+    session = await desk.session(agent=kind.name, config=given, egress=reach)
+    message = await desk.ask(session, "count")
+    assert message["status"] == "completed", message
+    told = [event["data"] for event in await desk.events(session, type="tool_call")]
+    assert [each["output"] for each in told if each["status"] == "completed"] == ["forty-two", "5"][: len(calls)]
+    assert "Always be kind." in str(model.wait_until_asked("count").body)
+    await desk.http.delete(f"/sessions/{session}")

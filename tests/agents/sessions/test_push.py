@@ -389,7 +389,7 @@ async def test_the_agent_opens_a_pull_request_with_a_tool_of_its_own(
     model.when(
         "make it three",
         call(kind.shell, command="echo three >> file && git commit -qam three && echo loose > loose", description="x"),
-        call(kind.opens_pull_requests, title="Three", body="By the agent."),
+        call(kind.served.format(server="skerry", tool="create-pull-request"), title="Three", body="By the agent."),
         say("It is open."),
     )
     id = await desk.session(
