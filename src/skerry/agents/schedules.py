@@ -155,9 +155,10 @@ class Schedules:
         actor.set("schedule")
         while True:
             self._news.clear()
+            began = self._clock()
             try:
                 await self.look()
-                pause = await self._pause()
+                pause = await self._pause(began)
             except SkerryError as error:
                 log.warning("schedules could not be looked at", reason=error.message)
                 pause = POLL
@@ -166,8 +167,9 @@ class Schedules:
             except TimeoutError:
                 continue
 
-    async def _pause(self) -> float:
-        due = await self._rows.next_due()
+    async def _pause(self, looked: datetime) -> float:
+        """What was due when it was looked and still is could not be seen to: it is tried again, and not at once."""
+        due = await self._rows.next_due(looked)
         return POLL if due is None else min(POLL, max(0.0, (due - self._clock()).total_seconds()))
 
     async def look(self) -> None:
