@@ -8,10 +8,12 @@ import os
 import pty
 import shutil
 import signal
+import sqlite3
 import subprocess
 import tempfile
 import time
 from collections.abc import AsyncGenerator, Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -165,6 +167,18 @@ def test_schedules_on_the_command_line(ask: Skerry, tmp_path: Path) -> None:
     wrong = ask("schedule", "add", "61 * * * *", "x", *OPTIONS)
     assert wrong.returncode == 1
     assert b"is not a minute" in wrong.stderr
+
+
+def test_a_schedule_that_cannot_be_begun_says_why(ask: Skerry, server: ServerProcess) -> None:
+    id = said(ask, "schedule", "add", "@yearly", WORK, *OPTIONS).strip()
+    with closing(sqlite3.connect(server.home / "skerry.db")) as store, store:  # as an older server may have left it
+        store.execute("UPDATE schedules SET request = ? WHERE id = ?", ('{"message": "x", "colour": "red"}', id))
+    done = ask("schedule", "run", id)
+    assert (done.returncode, done.stdout) == (1, b"")
+    assert done.stderr == b"error: It could not be begun: colour: Extra inputs are not permitted.\n"
+    shown = ask("schedule", "run", id, "--json")
+    assert (shown.returncode, json.loads(shown.stdout)["outcome"]) == (1, "failed")
+    said(ask, "schedule", "remove", id)
 
 
 class Terminal:

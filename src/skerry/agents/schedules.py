@@ -24,10 +24,11 @@ from skerry.agents.task_models import (
     ScheduleHistory,
     ScheduleInfo,
     ScheduleRun,
+    TaskStatus,
     UpdateSchedule,
 )
 from skerry.agents.tasks import Tasks, dumped
-from skerry.agents.teams import Teams
+from skerry.agents.teams import Teams, status_of
 from skerry.control.actor import Caller, actor, caller
 from skerry.control.inquiry import inquiry
 from skerry.control.registry import Registry
@@ -137,6 +138,10 @@ class Schedules:
         """The latest first."""
         rows = await self._rows.runs((await self._mine(id)).id, cursor, limit + 1)
         runs = [ScheduleRun.model_validate(dict(row._mapping)) for row in rows[:limit]]
+        teams = await self._registry.tasks.statuses([run.team_id for run in runs if run.team_id is not None])
+        for run in runs:
+            if run.team_id in teams:
+                run.status = status_of({TaskStatus(status) for status in teams[run.team_id]})
         return ScheduleHistory(runs=runs, next_cursor=runs[-1].id if len(rows) > limit else None)
 
     async def run_now(self, id: str) -> ScheduleRun:

@@ -7,9 +7,9 @@ taken of it, and each agent's sandbox is made from that. The snapshot goes when 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from contextlib import suppress
-from typing import Any, Literal
+from typing import Any
 
 import structlog
 
@@ -20,7 +20,7 @@ from skerry.agents.ids import nanoid
 from skerry.agents.models import Tokens
 from skerry.agents.muster import Muster
 from skerry.agents.run import BROKEN, Outcome, Run
-from skerry.agents.task_models import CreateTask, CreateTeam, TaskStatus, TeamAgent, TeamInfo, Work
+from skerry.agents.task_models import CreateTask, CreateTeam, TaskStatus, TeamAgent, TeamInfo, TeamStatus, Work
 from skerry.agents.tasks import Tasks, dumped
 from skerry.agents.views import described
 from skerry.agents.workplace import furnish
@@ -247,7 +247,7 @@ def _described(team: TeamRow, rows: Sequence[TaskRow]) -> TeamInfo:
     agents = [TeamAgent.model_validate(described(row).model_dump()) for row in rows]
     return TeamInfo(
         team_id=team.id,
-        status=_status({agent.status for agent in agents}),
+        status=status_of({agent.status for agent in agents}),
         agents=agents,
         shared=team.shared,
         cost=round(sum(agent.cost for agent in agents), 6),
@@ -256,9 +256,8 @@ def _described(team: TeamRow, rows: Sequence[TaskRow]) -> TeamInfo:
     )
 
 
-def _status(
-    statuses: set[TaskStatus],
-) -> Literal["pending", "running", "completed", "partial", "failed", "cancelled"]:
+def status_of(statuses: Set[TaskStatus]) -> TeamStatus:
+    """Of a team, by those of its tasks."""
     if statuses == {TaskStatus.PENDING}:
         return "pending"
     if any(not status.ended for status in statuses):

@@ -427,12 +427,18 @@ def schedule_history(
     print_table(("DUE (UTC)", "OUTCOME", "STATUS", "TASK", "REASON"), rows)
 
 
-def run_schedule(context: typer.Context, schedule: ScheduleId, as_json: AsJson = False) -> None:
-    """Run it once now. Prints the task's id."""
+def run_schedule(context: typer.Context, schedule: ScheduleId, as_json: AsJson = False) -> int:
+    """Run it once now. Prints the task's id; exits with 1 if it could not be begun."""
     with target_of(context).client() as client:
         need_server(client, "task")
         run = client.run_schedule(schedule)
-    print_json(run) if as_json else print(run.task_id)
+    if as_json:
+        print_json(run)
+    elif run.task_id is not None:
+        print(run.task_id)
+    else:
+        print(f"error: It could not be begun: {run.reason}", file=sys.stderr)
+    return 1 if run.outcome == "failed" else 0
 
 
 # -- arguments ---------------------------------------------------------------------------------------------------------

@@ -162,6 +162,18 @@ async def test_a_team_can_be_scheduled_too(schedules: Schedules, teams: Teams, c
     await schedules.delete(info.id)
 
 
+async def test_the_history_says_what_became_of_all_of_a_team(schedules: Schedules, teams: Teams, clock: Clock) -> None:
+    members = [{"role": "one", "message": script({"say": "x"})}, {"role": "two", "message": script({"fail": "x"})}]
+    team = {"agents": members, "agent": "scripted", "afterwards": "destroy"}
+    info = await schedules.create(asked(task=None, team=team))
+    clock.set("2026-03-02 09:00")
+    await schedules.look()
+    run = (await schedules.history(info.id)).runs[0]
+    assert (await teams.wait(run.team_id or "")).status == "partial"
+    assert (await schedules.history(info.id)).runs[0].status == "partial"
+    await schedules.delete(info.id)
+
+
 async def test_a_schedule_fires_by_the_real_clock(registry: Registry, tasks: Tasks, teams: Teams) -> None:
     schedules = Schedules(registry, tasks, teams)
     info = await schedules.create(asked("* * * * *"))
