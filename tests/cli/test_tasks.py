@@ -143,6 +143,21 @@ def test_a_team_is_planned_in_yaml(ask: Skerry, tmp_path: Path) -> None:
     assert ask("team", plan).returncode == 2
 
 
+def test_what_the_command_line_says_goes_before_the_plan(ask: Skerry, tmp_path: Path) -> None:
+    plan = tmp_path / "plan.json"
+    member = {"role": "one", "message": script({"say": "x"})}
+    elsewhere = {"gitUrl": "https://127.0.0.1:1/plan.git", "gitBranch": "old", "provider": "docker", "detach": True}
+    plan.write_text(json.dumps({"agents": [member], "agent": "scripted", "afterwards": "destroy", **elsewhere}))
+    options = ("--repo", "https://127.0.0.1:1/mine.git", "--branch", "new", "--provider", "local")
+    team = json.loads(ask("team", plan, *options, "--json").stdout)
+    (agent,) = team["agents"]
+    assert (agent["gitUrl"], agent["gitBranch"]) == ("https://127.0.0.1:1/mine.git", "new")
+    assert (agent["status"], agent["errorCode"]) == ("failed", "git_network_error"), "it is watched to its end"
+    made = json.loads(said(ask, "schedule", "add", "@yearly", "--plan", plan, *options, "--json"))
+    assert made["request"]["team"]["gitBranch"] == "new"
+    said(ask, "schedule", "remove", made["id"])
+
+
 def test_schedules_on_the_command_line(ask: Skerry, tmp_path: Path) -> None:
     id = said(ask, "schedule", "add", "0 9 * * mon-fri", WORK, "--name", "morning", "-z", "Europe/Berlin", *OPTIONS)
     id = id.strip()
