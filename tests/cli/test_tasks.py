@@ -29,6 +29,7 @@ from tests.cli.conftest import Skerry
 from tests.server.conftest import ServerProcess
 
 OPTIONS = ("--agent", "scripted", "--afterwards", "destroy")
+HANG = script({"run": "true"}, {"hang": True})
 WORK = script({"say": "Done: "}, {"run": "echo new > new.txt"}, {"run": "false"}, {"say": "four."}, {"cost": 0.25})
 
 
@@ -292,6 +293,43 @@ def test_ctrl_c_where_nobody_can_be_asked_cancels(
     assert json.loads(said(ask, "tasks", "--json", "-n", "1"))["tasks"][0]["status"] == "cancelled"
 
 
+@pytest.mark.parametrize("command", ["task", "team"])
+def test_one_that_is_told_to_end_ends_without_a_traceback(
+    program: list[str], environment: dict[str, str], server: ServerProcess, ask: Skerry, tmp_path: Path, command: str
+) -> None:
+    rest = (HANG, *OPTIONS) if command == "task" else (_hanging_plan(tmp_path),)
+    line = [*program, "--url", server.url, command, *rest]
+    watching = subprocess.Popen(line, env=environment, stdin=subprocess.DEVNULL, stdout=-3, stderr=subprocess.PIPE)
+    assert watching.stderr is not None
+    said_before = b""
+    while "▸ bash: true".encode() not in said_before:
+        said_before += watching.stderr.readline()
+    watching.send_signal(signal.SIGTERM)
+    assert watching.stderr.read() == b""
+    assert watching.wait(60) == 128 + signal.SIGTERM
+    watching.stderr.close()
+    said(ask, "tasks", json.loads(said(ask, "tasks", "--json", "-n", "1"))["tasks"][0]["id"], "--cancel")
+
+
+def test_ctrl_c_while_the_server_is_gone_says_so(
+    program: list[str], environment: dict[str, str], tmp_path: Path
+) -> None:
+    server = ServerProcess(tmp_path / "home", first=SCRIPTED)
+    line = [*program, "--url", server.url, "team", _hanging_plan(tmp_path)]
+    watching = subprocess.Popen(line, env=environment, stdin=subprocess.DEVNULL, stdout=-3, stderr=subprocess.PIPE)
+    assert watching.stderr is not None
+    while "▸ bash: true".encode() not in watching.stderr.readline():
+        assert watching.poll() is None
+    server.stop(signal.SIGKILL)
+    time.sleep(0.5)
+    watching.send_signal(signal.SIGINT)
+    shown = watching.stderr.read().decode()
+    assert watching.wait(60) == 1
+    watching.stderr.close()
+    assert shown.startswith("Cancelling the team.\nerror: No Skerry server answers at "), shown
+    assert "Traceback" not in shown
+
+
 def test_without_a_server_nothing_can_be_left_to_it(skerry: Skerry) -> None:
     done = skerry("task", "x", "--detach")
     assert done.returncode == 1
@@ -329,6 +367,12 @@ def test_a_mistake_is_answered_with_what_to_do_and_not_with_what_was_written(
     assert (done.returncode, done.stdout) == (code, b"")
     assert words in done.stderr.decode()
     assert b"sk-1" not in done.stderr
+
+
+def _hanging_plan(directory: Path) -> str:
+    plan = {"agents": [{"role": "one", "message": HANG}], "agent": "scripted", "afterwards": "destroy"}
+    (path := directory / "plan.json").write_text(json.dumps(plan))
+    return str(path)
 
 
 def _status(ask: Skerry, task: str) -> str:

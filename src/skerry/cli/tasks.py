@@ -285,12 +285,16 @@ async def _team(target: Target, agents: list[Any], options: dict[str, Any], as_j
         begun = await client.run_team(agents, **options)
         watching = asyncio.gather(*(_member(client, agent, as_json) for agent in begun.agents))
         pressed = asyncio.ensure_future(presses.next())
-        await asyncio.wait((watching, pressed), return_when=asyncio.FIRST_COMPLETED)
-        if pressed.done():
-            print("Cancelling the team.", file=sys.stderr)
-            await client.cancel_team(begun.team_id)
-        pressed.cancel()
-        await asyncio.gather(watching, pressed, return_exceptions=True)
+        try:
+            await asyncio.wait((watching, pressed), return_when=asyncio.FIRST_COMPLETED)
+            if pressed.done():
+                print("Cancelling the team.", file=sys.stderr)
+                await client.cancel_team(begun.team_id)
+            await asyncio.wait((watching,))
+        finally:
+            for each in (watching, pressed):
+                each.cancel()
+            await asyncio.gather(watching, pressed, return_exceptions=True)
         found: TeamInfo = await client.get_team(begun.team_id)
     if as_json:
         print_json(found)
