@@ -222,7 +222,7 @@ class Run:
             await self._muster.arrive(self.row.id)
             return await self._ask(self._runtime, found)
         except SkerryError as error:
-            return Outcome.of(error)
+            return Outcome.of(error) if self.row.error_code is None else self._before()
         except NoChangesKnown as error:
             return Outcome(TaskStatus.FAILED, str(error), "git_failed")
         except OSError as error:

@@ -126,16 +126,27 @@ class Tasks:
         reason = "The server ended while this task was worked on"
         if row.status == TaskStatus.PENDING and self._resume:
             return await self._start(row)
-        if not self._resume or row.request.get("onRestart") == "fail":
+        if not self._resume:
             return await self._fail(row.id, f"{reason}.")
+        ended = row.step == "leaving"
+        if not ended and row.request.get("onRestart") == "fail":
+            return await self._conclude(row, f"{reason}.")
         # That an agent was asked is counted when it is; what comes before and after may end a server as well.
         times = row.attempts + (row.step in ("preparing", "collecting"))
-        if times >= ATTEMPTS:
-            return await self._fail(row.id, f"{reason}, {times} times by now: it is not taken up again.")
+        if not ended and times >= ATTEMPTS:
+            return await self._conclude(row, f"{reason}, {times} times by now: it is not taken up again.")
         row = await self._rows.update(row.id, attempts=times) or row
         log.info("a task is taken up again", task=row.id, step=row.step)
         await self.note(row.id, "status", message=f"{reason}; this one takes it up again.")
         await self._start(row)
+
+    async def _conclude(self, row: TaskRow, reason: str) -> None:
+        """It has failed; what its agent did until then is in the result, and its sandbox is left as was wished."""
+        step = "collecting" if row.step == "prompting" else "leaving"
+        failed = {"step": step, "error": reason, "error_code": RESTARTED}
+        if (updated := await self._rows.update(row.id, unless_ended=True, **failed)) is not None:
+            log.warning("a task was failed", task=row.id, reason=reason)
+            await self._start(updated)
 
     async def _give_up(self) -> None:
         """Fail what other servers left that are gone for good: nobody else would ever say so."""

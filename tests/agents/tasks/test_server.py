@@ -347,6 +347,7 @@ def test_a_server_that_is_killed_in_the_middle_of_a_prompt_loses_nothing(tmp_pat
     server = ServerProcess(home, first=SCRIPTED, port=httpx.URL(server.url).port)
     try:
         with Client(server.url) as client:
+            _until(lambda: client.get_task(ending.id).completed_at is not None)
             failed = client.get_task(ending.id)
             assert (failed.status, failed.error_code) == ("failed", "server_restarted")
             assert "ended" in (failed.error or "")

@@ -600,8 +600,9 @@ async def test_what_ends_the_server_while_it_is_prepared_is_not_begun_for_ever(
         await tasks.close()
 
 
+@pytest.mark.parametrize("wish", ["resume", "fail"])
 async def test_what_was_collected_before_the_server_ended_is_not_lost_with_the_sandbox(
-    registry: Registry, agent: ScriptedAgent, monkeypatch: pytest.MonkeyPatch
+    registry: Registry, agent: ScriptedAgent, monkeypatch: pytest.MonkeyPatch, wish: str
 ) -> None:
     reached, leave = asyncio.Event(), Run._leave_sandbox
 
@@ -613,7 +614,7 @@ async def test_what_was_collected_before_the_server_ended_is_not_lost_with_the_s
     monkeypatch.setattr(Run, "_leave_sandbox", gone_but_not_said)
     first = Tasks(registry, {"scripted": agent})
     await first.open()
-    row = await first.create(asked({"run": "echo x > new"}, SAY, afterwards="destroy"))
+    row = await first.create(asked({"run": "echo x > new"}, SAY, afterwards="destroy", onRestart=wish))
     await reached.wait()
     await first.close()
     monkeypatch.setattr(Run, "_leave_sandbox", leave)
@@ -639,6 +640,49 @@ async def test_a_task_that_must_not_go_on_fails_with_the_reason(registry: Regist
         task = await second.wait(row.id)
         assert (task.status, task.error_code) == ("failed", "server_restarted")
         assert (await events(second, row.id))[-1].type == "error"
+    finally:
+        await second.close()
+
+
+@pytest.mark.parametrize("gone", [False, True])
+async def test_what_the_agent_did_is_in_the_result_also_where_the_task_must_not_go_on(
+    registry: Registry, agent: ScriptedAgent, gone: bool
+) -> None:
+    first = Tasks(registry, {"scripted": agent})
+    await first.open()
+    steps = [{"run": "mkdir artifacts; echo x | tee new artifacts/kept"}, {"hang": True}]
+    row = await first.create(asked(*steps, onRestart="fail", afterwards="destroy"))
+    await agent.hanging.wait()
+    await first.close()
+    if gone:
+        await registry.destroy(row.sandbox_id or "")
+    second = Tasks(registry, {"scripted": agent})
+    await second.open()
+    try:
+        task = await second.wait(row.id)
+        assert (task.status, task.error_code, len(agent.prompts)) == ("failed", "server_restarted", 1)
+        assert (task.changed_files, len(task.artifacts)) == ((0, 0) if gone else (2, 1))
+        with pytest.raises(SandboxNotFoundError):
+            await registry.get(row.sandbox_id or "")
+    finally:
+        await second.close()
+
+
+async def test_a_task_that_is_given_up_leaves_its_sandbox_as_was_wished(
+    registry: Registry, agent: ScriptedAgent
+) -> None:
+    first = Tasks(registry, {"scripted": agent})
+    await first.open()
+    row = await first.create(asked(SAY, prepare="sleep 1000", onRestart="fail", afterwards="destroy"))
+    while "Preparing." not in [event.data.get("message") for event in await registry.tasks.events(row.id)]:
+        await asyncio.sleep(0.02)
+    await first.close()
+    second = Tasks(registry, {"scripted": agent})
+    await second.open()
+    try:
+        assert (await second.wait(row.id)).error_code == "server_restarted"
+        with pytest.raises(SandboxNotFoundError):
+            await registry.get(row.sandbox_id or "")
     finally:
         await second.close()
 
