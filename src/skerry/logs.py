@@ -65,6 +65,11 @@ def redacted(_logger: Any, _method: str, line: Any) -> str:
     return redact(str(line))
 
 
+def about(**fields: str | None) -> None:
+    """What every line says from now on of what this task of asyncio's does, and of what it begins."""
+    structlog.contextvars.bind_contextvars(**{name: value for name, value in fields.items() if value is not None})
+
+
 def _named(logger: Any, _method: str, line: Line) -> Line:
     record = line.get("_record")
     line["logger"] = logger.name if logger is not None else getattr(record, "name", "")
@@ -88,6 +93,7 @@ def _renderer(format: Format) -> Processor:
 
 
 _STEPS: list[Processor] = [
+    structlog.contextvars.merge_contextvars,
     whose,
     structlog.processors.add_log_level,
     structlog.processors.TimeStamper(fmt="iso", utc=True),

@@ -39,6 +39,7 @@ from skerry.agents.task_models import (
 from skerry.agents.templates import filled
 from skerry.agents.views import described, last_of, summary, summed, told
 from skerry.control.actor import caller, own_id
+from skerry.control.inquiry import wanted_for
 from skerry.control.registry import Registry
 from skerry.control.task_rows import TaskRow
 from skerry.egress.secret import SecretUnavailable
@@ -161,7 +162,8 @@ class Tasks:
         """It has ended so, without having been worked on to its end. ``only_at``: unless it has gone on from there."""
         ended = {"status": outcome.status, "error": outcome.error, "error_code": outcome.code, "completed_at": now()}
         changes = {"runner": None, "step": "ended", **ended}
-        if await self._rows.update(id, unless_ended=True, only_at=only_at, **changes) is not None:
+        if (row := await self._rows.update(id, unless_ended=True, only_at=only_at, **changes)) is not None:
+            run.note_end(self._registry.metrics, row)
             await self.note(id, "error", message=outcome.error, code=outcome.code, status=outcome.status)
 
     async def end_unless_begun(self, id: str, outcome: Outcome) -> None:
@@ -197,6 +199,7 @@ class Tasks:
 
     async def create(self, request: CreateTask, *, retry_of: str | None = None) -> TaskRow:
         """Accept a task and begin with it. What makes no sense is refused, and nothing is on record then."""
+        wanted_for(request.user_id)
         row, hidden = self.row_of(request)
         row.retry_of = retry_of
         work = Run(self._desk, row, hidden)

@@ -13,6 +13,7 @@ from typing import Any
 
 import structlog
 
+from skerry import logs
 from skerry.agents.availability import provider_for
 from skerry.agents.contract import DIRECTORY
 from skerry.agents.hidden import Hidden
@@ -25,7 +26,7 @@ from skerry.agents.tasks import Tasks, dumped
 from skerry.agents.views import described
 from skerry.agents.workplace import furnish
 from skerry.control.actor import Caller, actor, caller, own_id
-from skerry.control.inquiry import inquiry
+from skerry.control.inquiry import inquiry, wanted_for
 from skerry.control.registry import Registry
 from skerry.control.task_rows import TaskRow, TeamRow
 from skerry.errors import SandboxNotFoundError, SkerryError, SnapshotNotFoundError, TeamNotFoundError
@@ -60,6 +61,7 @@ class Teams:
     # -- asking --------------------------------------------------------------------------------------------------------
 
     async def create(self, request: CreateTeam) -> TeamInfo:
+        wanted_for(request.user_id)
         team, rows, hidden = self.rows_of(request)
         await self.require(team, rows, hidden)
         await self._rows.insert(*rows, team=team)
@@ -238,6 +240,7 @@ class Teams:
 
 
 def _act_for(team: TeamRow) -> None:
+    logs.about(owner=team.owner, user_id=team.request.get("userId"))
     inquiry.set(None)
     actor.set("task")
     caller.set(Caller("task", owner=team.owner, scope=KeyScope.USE))

@@ -209,6 +209,28 @@ def test_metrics_count_tasks(http: httpx.Client) -> None:
     assert 'skerry_task_tokens_total{kind="input",owner="local"}' in text
 
 
+def test_every_line_about_a_task_says_whose_it_is(tmp_path: Path) -> None:
+    with (tmp_path / "log").open("wb") as written:
+        server = ServerProcess(tmp_path / "home", first=SCRIPTED, log=written, log_format="json")
+        with Client(server.url) as client:
+            client.run_task(**body({"say": "x"}, userId="user-7"))
+            members = [{"role": "one", "message": script({"fail": "model_denied"})}]
+            shared = {"agent": "scripted", "prepare": "true", "shared": True, "afterwards": "destroy"}
+            client.run_team(members, userId="user-7", **shared)
+        assert server.stop() == 0
+    lines = [json.loads(line) for line in (tmp_path / "log").read_bytes().splitlines()]
+    asked = [line for line in lines if line["event"] == "request"]
+    assert [line["user_id"] for line in asked if "/agents/t" in line["route"]] == ["user-7"] * 2
+    told = [line for line in lines if line["event"] in ("sandbox", "task")]
+    kinds = {line.get("kind") for line in told}
+    assert {"created", "started", "session_created", "session_message", "destroyed", None} <= kinds
+    assert {(line["user_id"], line["provider"], line.get("owner", "local")) for line in told} == {
+        ("user-7", "local", "local")
+    }
+    ends = [(line["status"], line["code"]) for line in told if line["event"] == "task"]
+    assert ends == [("completed", None), ("failed", "model_denied")]
+
+
 # -- the client --------------------------------------------------------------------------------------------------------
 
 

@@ -687,6 +687,10 @@ async def test_a_task_that_is_given_up_leaves_its_sandbox_as_was_wished(
         await second.close()
 
 
+def failures(registry: Registry) -> float:
+    return registry.metrics.registry.get_sample_value("skerry_tasks_total", {"status": "failed"}) or 0.0
+
+
 async def test_a_program_that_ends_fails_its_tasks_and_does_not_take_up_others(
     registry: Registry, agent: ScriptedAgent
 ) -> None:
@@ -694,7 +698,9 @@ async def test_a_program_that_ends_fails_its_tasks_and_does_not_take_up_others(
     await first.open()
     row = await first.create(asked({"hang": True}))
     await agent.hanging.wait()
+    before = failures(registry)
     await first.close()
+    assert failures(registry) == before + 1
     found = await registry.tasks.get(row.id)
     assert found is not None
     assert (found.status, found.error_code) == ("failed", "server_restarted")
