@@ -184,7 +184,7 @@ class TaskDiff(Result):
 class ArtifactInfo(Result):
     path: str
     size: int
-    kept: bool = Field(True, description="Whether it can be downloaded; not if it was too large.")
+    kept: bool = Field(True, description="Whether it can be downloaded; not if it was too large, or unreadable.")
 
 
 class TaskSummary(Result):

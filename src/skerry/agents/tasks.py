@@ -430,7 +430,8 @@ class Tasks:
         content = await self._rows.artifact(row.id, path)
         if content is None:
             found = {each["path"]: each for each in row.artifacts}
-            said = "was not kept: there was too much of it, or of others" if path in found else "was not left"
+            why = "there was too much of it, or of others, or it could not be read"
+            said = f"was not kept: {why}" if path in found else "was not left"
             raise ArtifactNotFoundError(
                 f"{path[:200]!r} {said} by task {id!r}.",
                 details={"artifacts": [path for path, each in found.items() if each["kept"]]},

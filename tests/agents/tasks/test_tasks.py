@@ -382,6 +382,17 @@ async def test_of_too_many_artifacts_those_that_were_named_are_kept(
         await tasks.artifact(task.id, "artifacts/3")
 
 
+async def test_an_artifact_that_cannot_be_read_is_told_of(tasks: Tasks) -> None:
+    work = r"mkdir artifacts; echo x > artifacts/good; echo x > artifacts/$(printf '\377')"
+    task = await done(tasks, {"run": work}, afterwards="destroy")
+    assert [(each.path, each.kept) for each in task.artifacts] == [
+        ("artifacts/good", True),
+        ("artifacts/\ufffd", False),
+    ]
+    with pytest.raises(ArtifactNotFoundError, match="could not be read"):
+        await tasks.artifact(task.id, "artifacts/\ufffd")
+
+
 async def test_what_was_in_the_repository_is_no_artifact(tasks: Tasks, repository: str) -> None:
     work = {"run": "echo new > artifacts/new"}
     task = await done(tasks, work, sandboxId="forge", gitUrl=repository, directory="/srv/artifacts-clone")
