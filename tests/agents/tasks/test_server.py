@@ -322,6 +322,31 @@ def test_a_workers_report_changes_what_is_known_of_its_sandbox(server: ServerPro
     assert (known()["createdAt"], known()["userId"], known()["error"]) == ("2026-03-01T10:11:00Z", None, None)
 
 
+def test_what_a_server_reports_says_whose_it_is_and_what_went_wrong(
+    server: ServerProcess, http: httpx.Client, tmp_path: Path
+) -> None:
+    def known() -> dict[str, Any]:
+        found = http.get("/api/v2/cloudflare/sandboxes").json()["sandboxes"]
+        return next((one for one in found if one["id"] == "reported"), {})
+
+    settings: dict[str, Any] = {"report_to": server.url, "worker_token": TOKEN}
+    other = ServerProcess(tmp_path / "home", **settings)
+    try:
+        with httpx.Client(base_url=other.url, timeout=60) as there:
+            made = there.post("/v1/sandboxes", json={"id": "reported", "labels": {"userId": "user-9"}})
+            assert made.status_code == 201, made.text
+            there.post("/v1/sandboxes/reported/exec", json={"command": "true"})
+            _until(lambda: known().get("status") == "running")
+            assert (known()["userId"], known()["error"]) == ("user-9", None)
+        other.stop(signal.SIGKILL)
+        other = ServerProcess(tmp_path / "home", **settings)
+        _until(lambda: known().get("status") == "error")
+        assert known()["userId"] == "user-9"
+        assert known()["error"].startswith("The server ended unexpectedly")
+    finally:
+        assert other.stop() == 0
+
+
 def test_the_time_of_a_report_is_taken_as_it_may_be_meant(server: ServerProcess, http: httpx.Client) -> None:
     def status(timestamp: str, event: str) -> str:
         told = {"event": event, "data": {"sandboxId": "cf-2"}, "timestamp": timestamp}
