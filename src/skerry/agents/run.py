@@ -424,7 +424,7 @@ class Run:
             log.warning("a task's results could not be collected", task=self.row.id, error=repr(error))
             self._journal.add("warning", message=f"Not everything that it left could be collected: {error}")
         finally:
-            if self.request.afterwards == "keep" or not self.row.made_sandbox:
+            if self.request.afterwards != "destroy" or not self.row.made_sandbox:
                 await changes.forget()
         return {**said, "diff": diff.model_dump(mode="json", exclude={"patch"}), "patch": patch}
 

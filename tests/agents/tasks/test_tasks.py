@@ -81,12 +81,14 @@ async def test_a_task_gets_a_sandbox_of_its_name_and_an_answer(tasks: Tasks, reg
 async def test_the_sandbox_is_left_as_was_wished(
     tasks: Tasks, registry: Registry, afterwards: str, state: State | None
 ) -> None:
-    task = await done(tasks, SAY, afterwards=afterwards)
+    task = await done(tasks, {"run": "echo x > new"}, SAY, afterwards=afterwards)
+    assert task.changed_files == 1
     if state is None:
         with pytest.raises(SandboxNotFoundError):
             await registry.get(task.id)
     else:
         assert (await registry.get(task.id)).state == state
+        assert await sh(registry, task.id, "ls -A /var/tmp") == "", "nothing of what it was compared with"
 
 
 async def test_what_happens_is_told_in_order_and_to_those_who_join_late(tasks: Tasks) -> None:
