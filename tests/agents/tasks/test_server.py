@@ -448,6 +448,38 @@ def test_a_server_that_is_stopped_answers_those_who_wait_and_the_next_goes_on(tm
         assert server.stop() == 0
 
 
+def test_whoever_waits_in_a_program_waits_for_the_end_also_through_a_restart(tmp_path: Path) -> None:
+    (home := tmp_path / "home").mkdir()
+    server = ServerProcess(home, first=SCRIPTED)
+    port = httpx.URL(server.url).port
+    steps = [{"run": "test -e begun || { touch begun; sleep 100; }"}, {"say": "through"}]
+    ended: list[Any] = []
+
+    def wait() -> None:
+        with Client(server.url) as client:
+            ended.append(client.run_task(**body(*steps)))
+
+    def wait_for_team() -> None:
+        with Client(server.url) as client:
+            member = {"role": "one", "message": script(*steps)}
+            ended.append(client.run_team([member], agent="scripted", afterwards="destroy"))
+
+    threads = [threading.Thread(target=each) for each in (wait, wait_for_team)]
+    for thread in threads:
+        thread.start()
+    with Client(server.url) as client:
+        _until(lambda: [task.session_id is not None for task in client.list_tasks().tasks] == [True] * 2)
+        time.sleep(0.3)
+    assert server.stop() == 0
+    server = ServerProcess(home, first=SCRIPTED, port=port)
+    try:
+        for thread in threads:
+            thread.join(60)
+        assert [one.status for one in ended] == ["completed"] * 2
+    finally:
+        assert server.stop() == 0
+
+
 def test_no_key_of_a_worker_is_shown(server: ServerProcess) -> None:
     with pytest.raises(UnauthorizedError), Client(server.url, TOKEN) as client:
         client.list_tasks()
