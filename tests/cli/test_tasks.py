@@ -379,6 +379,25 @@ def _status(ask: Skerry, task: str) -> str:
     return str(json.loads(said(ask, "tasks", task, "--json"))["status"])
 
 
+class Watched:
+    """As much of a client as is asked for a task that somebody watches."""
+
+    def __init__(self) -> None:
+        self.connection, self.host, self.cancelled = self, None, asyncio.Event()
+
+    async def endpoint(self) -> Watched:
+        return self
+
+    async def cancel_task(self, task: str) -> None:
+        self.cancelled.set()
+
+    async def __aenter__(self) -> Watched:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        return
+
+
 async def test_ctrl_c_at_the_moment_when_something_comes_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[watching.Presses] = []
 
@@ -387,34 +406,35 @@ async def test_ctrl_c_at_the_moment_when_something_comes_is_not_lost(monkeypatch
             super().__init__()
             made.append(self)
 
-    class Server:
-        """As much of a client as is asked for a task that somebody watches."""
+    server: Any = Watched()
 
-        def __init__(self) -> None:
-            self.connection, self.host, self.cancelled = self, None, asyncio.Event()
-
-        async def endpoint(self) -> Server:
-            return self
-
-        async def cancel_task(self, task: str) -> None:
-            self.cancelled.set()
-
-        async def __aenter__(self) -> Server:
-            return self
-
-        async def __aexit__(self, *_: object) -> None:
-            return
-
-        async def events(self) -> AsyncGenerator[TaskEvent, None]:
-            yield TaskEvent(id=1, type="start", task_id="task-1", at=now())
-            await asyncio.sleep(0)
-            made[0].repeat()
-            yield TaskEvent(id=2, type="chunk", task_id="task-1", at=now(), content="x")
-            await self.cancelled.wait()
-            yield TaskEvent(id=3, type="error", task_id="task-1", at=now(), message="It was cancelled.")
+    async def events() -> AsyncGenerator[TaskEvent, None]:
+        yield TaskEvent(id=1, type="start", task_id="task-1", at=now())
+        await asyncio.sleep(0)
+        made[0].repeat()
+        yield TaskEvent(id=2, type="chunk", task_id="task-1", at=now(), content="x")
+        await server.cancelled.wait()
+        yield TaskEvent(id=3, type="error", task_id="task-1", at=now(), message="It was cancelled.")
 
     monkeypatch.setattr(watching, "Presses", Presses)
-    server: Any = Server()
     async with asyncio.timeout(60):
-        assert await watching.watch(server, AsyncStream(server.events()), watching.View(as_json=True)) == 1
+        assert await watching.watch(server, AsyncStream(events()), watching.View(as_json=True)) == 1
     assert server.cancelled.is_set()
+
+
+@pytest.mark.parametrize(("seconds", "said"), [(0.0, 0), (0.4, 1)])
+async def test_whoever_waits_for_the_first_word_is_told_why(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], seconds: float, said: int
+) -> None:
+    server: Any = Watched()
+
+    async def events() -> AsyncGenerator[TaskEvent, None]:
+        await asyncio.sleep(seconds)
+        yield TaskEvent(id=1, type="start", task_id="task-1", at=now())
+        await asyncio.sleep(0.4)
+        yield TaskEvent(id=2, type="error", task_id="task-1", at=now(), message="That was all.")
+
+    monkeypatch.setattr(watching, "SILENCE", 0.1)
+    async with asyncio.timeout(60):
+        assert await watching.watch(server, AsyncStream(events()), watching.View(as_json=False)) == 1
+    assert capsys.readouterr().err.count("Making ready.") == said

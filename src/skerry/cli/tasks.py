@@ -279,10 +279,14 @@ def team(
 
 async def _team(target: Target, agents: list[Any], options: dict[str, Any], as_json: bool) -> int:
     from skerry import AsyncClient
-    from skerry.cli.watching import Presses, print_diff, summary
+    from skerry.cli.watching import Presses, View, making_ready, print_diff, summary
 
     async with AsyncClient(target.url, target.api_key, target.home, owner=target.owner) as client, Presses() as presses:
-        begun = await client.run_team(agents, **options)
+        waiting = making_ready(View(as_json))
+        try:
+            begun = await client.run_team(agents, **options)
+        finally:
+            waiting.cancel()
         watching = asyncio.gather(*(_member(client, agent, as_json) for agent in begun.agents))
         pressed = asyncio.ensure_future(presses.next())
         try:

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 QUESTION = "\n[c]ancel the task, [d]etach and let it go on, or Enter to go on watching? "
 WITHOUT_SERVER = "\n[c]ancel the task, or Enter to go on watching? "
+SILENCE = 2.0
+"""Seconds without a word after which it is said why."""
 _LONGEST = 120
 
 
@@ -24,6 +26,7 @@ async def watch(client: AsyncClient, events: AsyncStream[TaskEvent], view: View)
     """Show a task to its end; the exit code."""
     task: str | None = None
     detachable = (await client.connection.endpoint()).host is None
+    waiting = making_ready(view)
     async with client, Presses() as presses, events:
         while True:
             coming = asyncio.ensure_future(anext(events, None))
@@ -45,6 +48,7 @@ async def watch(client: AsyncClient, events: AsyncStream[TaskEvent], view: View)
                     pressed.cancel()
                     await asyncio.gather(pressed, return_exceptions=True)
             finally:
+                waiting.cancel()
                 coming.cancel()  # a stream that somebody waits for cannot be closed
                 await asyncio.gather(coming, return_exceptions=True)
             event = coming.result()
@@ -54,6 +58,12 @@ async def watch(client: AsyncClient, events: AsyncStream[TaskEvent], view: View)
             view.show(event)
             if event.type in ("done", "error"):
                 return view.end(event)
+
+
+def making_ready(view: View) -> asyncio.TimerHandle:
+    """Says why nothing comes, unless it is cancelled before."""
+    said = "Making ready. What is asked for the first time, such as an agent, is installed now."
+    return asyncio.get_running_loop().call_later(SILENCE, view.note, said)
 
 
 class Presses:
