@@ -231,6 +231,23 @@ def test_every_line_about_a_task_says_whose_it_is(tmp_path: Path) -> None:
     assert ends == [("completed", None), ("failed", "model_denied")]
 
 
+@pytest.mark.parametrize("log_format", ["json", "console"])
+def test_what_breaks_a_task_is_in_the_log_and_no_secret_with_it(tmp_path: Path, log_format: str) -> None:
+    breaks = "async def start(self, runtime, setup):\n    key = 'sk-of-nobody'\n    raise RuntimeError(key)\n"
+    with (tmp_path / "log").open("wb") as written:
+        first = f"{SCRIPTED}{breaks}ScriptedAgent.start = start\n"
+        server = ServerProcess(tmp_path / "home", first=first, log=written, log_format=log_format)
+        with Client(server.url) as client:
+            task = client.run_task(**body({"say": "x"}, env={"TOKEN": "sk-of-nobody"}))
+        assert server.stop() == 0
+    assert (task.status, task.error_code) == ("failed", "internal_error")
+    log = (tmp_path / "log").read_text()
+    assert "a task broke" in log
+    assert "RuntimeError" in log
+    assert re.search(r":\d+ in start", log)
+    assert "sk-of-nobody" not in log
+
+
 # -- the client --------------------------------------------------------------------------------------------------------
 
 
