@@ -422,6 +422,34 @@ async def test_ctrl_c_at_the_moment_when_something_comes_is_not_lost(monkeypatch
     assert server.cancelled.is_set()
 
 
+@pytest.mark.parametrize("presses", [1, 2])
+async def test_ctrl_c_before_the_first_word_leaves_no_task_at_work(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], presses: int
+) -> None:
+    made: list[watching.Presses] = []
+
+    class Presses(watching.Presses):
+        def __init__(self) -> None:
+            super().__init__()
+            made.append(self)
+
+    server: Any = Watched()
+
+    async def events() -> AsyncGenerator[TaskEvent, None]:
+        for _ in range(presses):
+            made[0].repeat()
+            await asyncio.sleep(0.1)
+        yield TaskEvent(id=1, type="start", task_id="task-1", at=now())
+        await server.cancelled.wait()
+        yield TaskEvent(id=2, type="error", task_id="task-1", at=now(), message="It was cancelled.")
+
+    monkeypatch.setattr(watching, "Presses", Presses)
+    async with asyncio.timeout(60):
+        code = await watching.watch(server, AsyncStream(events()), watching.View(as_json=False))
+    assert (code, server.cancelled.is_set()) == ((1, True) if presses == 1 else (130, False))
+    assert capsys.readouterr().err.count("as soon as it has begun") == 1
+
+
 @pytest.mark.parametrize(("seconds", "said"), [(0.0, 0), (0.4, 1)])
 async def test_whoever_waits_for_the_first_word_is_told_why(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], seconds: float, said: int

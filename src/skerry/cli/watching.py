@@ -26,7 +26,7 @@ async def watch(client: AsyncClient, events: AsyncStream[TaskEvent], view: View)
     """Show a task to its end; the exit code."""
     task: str | None = None
     detachable = (await client.connection.endpoint()).host is None
-    waiting = making_ready(view)
+    waiting, unwanted = making_ready(view), False
     async with client, Presses() as presses, events:
         while True:
             coming = asyncio.ensure_future(anext(events, None))
@@ -39,10 +39,16 @@ async def watch(client: AsyncClient, events: AsyncStream[TaskEvent], view: View)
                         if wish == "d" and detachable:
                             return view.detached(task or "")
                         if wish == "c":
-                            if task is None:
+                            if task is not None:
+                                view.note("Cancelling.")
+                                await client.cancel_task(task)
+                            elif unwanted or not detachable:
                                 return 130
-                            view.note("Cancelling.")
-                            await client.cancel_task(task)
+                            else:
+                                unwanted = True
+                                view.note(
+                                    "It is cancelled as soon as it has begun. Ctrl-C again does not wait for that."
+                                )
                     elif pressed.done():
                         presses.repeat()  # something came at the same moment, and is shown first
                     pressed.cancel()
@@ -56,6 +62,9 @@ async def watch(client: AsyncClient, events: AsyncStream[TaskEvent], view: View)
                 return view.lost()
             task = event.task_id or task
             view.show(event)
+            if unwanted and task is not None:
+                unwanted = False
+                await client.cancel_task(task)
             if event.type in ("done", "error"):
                 return view.end(event)
 
