@@ -193,16 +193,21 @@ async def test_a_schedule_fires_by_the_real_clock(registry: Registry, tasks: Tas
 async def test_one_that_cannot_be_read_any_more_holds_up_no_other(
     schedules: Schedules, registry: Registry, tasks: Tasks, clock: Clock
 ) -> None:
-    odd, good = await schedules.create(asked()), await schedules.create(asked())
+    odd, other, good = [await schedules.create(asked()) for _ in range(3)]
     await registry.schedules.update(odd.id, request={"message": "x", "colour": "red"})
+    newer = registry.vault.seal('[{}, null, null, null, "more"]', f"task/{other.id}")
+    await registry.schedules.update(other.id, secrets=newer)
     clock.set("2026-03-02 09:00")
     await schedules.look()
     runs = (await schedules.history(odd.id)).runs
     assert [(run.outcome, run.reason) for run in runs] == [("failed", "colour: Extra inputs are not permitted.")]
+    (run,) = (await schedules.history(other.id)).runs
+    assert run.outcome == "failed"
+    assert "of another version of Skerry" in (run.reason or "")
     (run,) = (await schedules.history(good.id)).runs
     assert run.task_id is not None
     await tasks.wait(run.task_id)
-    for each in (odd, good):
+    for each in (odd, other, good):
         await registry.schedules.delete(each.id)
 
 
