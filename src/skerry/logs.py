@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import sys
+import traceback
 from collections.abc import MutableMapping
 from typing import Any, Literal
 
@@ -20,6 +21,8 @@ from skerry.redaction import redact
 
 Format = Literal["console", "json"]
 Line = MutableMapping[str, Any]
+FRAMES = 12
+"""Of a traceback, the last so many places."""
 
 
 def configure(level: int = logging.INFO, format: Format = "console") -> None:
@@ -65,6 +68,25 @@ def redacted(_logger: Any, _method: str, line: Any) -> str:
     return redact(str(line))
 
 
+def about(**fields: str | None) -> None:
+    """What every line says from now on of what this task of asyncio's does, and of what it begins."""
+    structlog.contextvars.bind_contextvars(**{name: value for name, value in fields.items() if value is not None})
+
+
+def place_of(error: BaseException) -> list[str]:
+    """Where it was raised."""
+    return [f"{f.filename}:{f.lineno} in {f.name}" for f in traceback.extract_tb(error.__traceback__)][-FRAMES:]
+
+
+def broken(_logger: Any, _method: str, line: Line) -> Line:
+    """An exception as its type and place: its message, and what is in the variables there, may be anything."""
+    failure = line.pop("exc_info", None)
+    error = sys.exc_info()[1] if failure is True else failure[1] if isinstance(failure, tuple) else failure
+    if isinstance(error, BaseException):
+        line["error"], line["frames"] = type(error).__qualname__, place_of(error)
+    return line
+
+
 def _named(logger: Any, _method: str, line: Line) -> Line:
     record = line.get("_record")
     line["logger"] = logger.name if logger is not None else getattr(record, "name", "")
@@ -72,11 +94,6 @@ def _named(logger: Any, _method: str, line: Line) -> Line:
 
 
 def _plain(_logger: Any, _method: str, line: Line) -> Line:
-    # A traceback's last line is the exception's message, which may be anything.
-    failure = line.pop("exc_info", None)
-    kind = failure[0] if isinstance(failure, tuple) else None
-    if kind is not None:
-        line["error"] = kind.__qualname__
     line.pop("stack_info", None)
     return line
 
@@ -88,7 +105,9 @@ def _renderer(format: Format) -> Processor:
 
 
 _STEPS: list[Processor] = [
+    structlog.contextvars.merge_contextvars,
     whose,
+    broken,
     structlog.processors.add_log_level,
     structlog.processors.TimeStamper(fmt="iso", utc=True),
 ]

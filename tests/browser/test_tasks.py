@@ -125,6 +125,26 @@ async def test_whoever_is_unknown_signs_in_first_and_sees_nothing_after_signing_
     await expect(told).to_be_hidden()
 
 
+async def test_what_the_patch_lacks_is_said(page: Page, tmp_path: Path) -> None:
+    tmp_path.chmod(0o711)
+    server = ServerProcess(tmp_path / "home", first=SCRIPTED)
+    try:
+        large = {"run": "head -c 5000000 /dev/urandom > large; echo x > small"}
+        async with httpx.AsyncClient(base_url=f"{server.url}/api/v2/agents", timeout=60) as http:
+            for step in (large, {"run": "git init -q"}, {"run": "rm -rf .git; echo x > new"}):
+                asked = {"message": script(step), "agent": "scripted", "reuse": True}
+                assert (await http.post("/task", json=asked)).json()["status"] == "completed"
+        await page.goto(f"{server.url}/tasks#%")  # no name that a task can have
+        broken, cut = page.locator("#list a").first, page.locator("#list a").last
+        await cut.click()
+        await expect(page.locator("#told .trouble")).to_have_text(re.compile("there are files missing in it"))
+        await expect(page.locator("#diff .new").filter(has_text="+x")).to_have_count(1)
+        await broken.click()
+        await expect(page.locator("#told .trouble").last).to_have_text(re.compile("There is no diff: git could not"))
+    finally:
+        assert server.stop() == 0
+
+
 def test_the_page_itself_is_for_anybody_and_may_do_little(keyed: ServerProcess) -> None:
     answer = httpx.get(f"{keyed.url}/tasks")
     assert answer.status_code == 200

@@ -8,10 +8,12 @@ import os
 import pty
 import shutil
 import signal
+import sqlite3
 import subprocess
 import tempfile
 import time
 from collections.abc import AsyncGenerator, Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +29,7 @@ from tests.cli.conftest import Skerry
 from tests.server.conftest import ServerProcess
 
 OPTIONS = ("--agent", "scripted", "--afterwards", "destroy")
+HANG = script({"run": "true"}, {"hang": True})
 WORK = script({"say": "Done: "}, {"run": "echo new > new.txt"}, {"run": "false"}, {"say": "four."}, {"cost": 0.25})
 
 
@@ -141,6 +144,21 @@ def test_a_team_is_planned_in_yaml(ask: Skerry, tmp_path: Path) -> None:
     assert ask("team", plan).returncode == 2
 
 
+def test_what_the_command_line_says_goes_before_the_plan(ask: Skerry, tmp_path: Path) -> None:
+    plan = tmp_path / "plan.json"
+    member = {"role": "one", "message": script({"say": "x"})}
+    elsewhere = {"gitUrl": "https://127.0.0.1:1/plan.git", "gitBranch": "old", "provider": "docker", "detach": True}
+    plan.write_text(json.dumps({"agents": [member], "agent": "scripted", "afterwards": "destroy", **elsewhere}))
+    options = ("--repo", "https://127.0.0.1:1/mine.git", "--branch", "new", "--provider", "local")
+    team = json.loads(ask("team", plan, *options, "--json").stdout)
+    (agent,) = team["agents"]
+    assert (agent["gitUrl"], agent["gitBranch"]) == ("https://127.0.0.1:1/mine.git", "new")
+    assert (agent["status"], agent["errorCode"]) == ("failed", "git_network_error"), "it is watched to its end"
+    made = json.loads(said(ask, "schedule", "add", "@yearly", "--plan", plan, *options, "--json"))
+    assert made["request"]["team"]["gitBranch"] == "new"
+    said(ask, "schedule", "remove", made["id"])
+
+
 def test_schedules_on_the_command_line(ask: Skerry, tmp_path: Path) -> None:
     id = said(ask, "schedule", "add", "0 9 * * mon-fri", WORK, "--name", "morning", "-z", "Europe/Berlin", *OPTIONS)
     id = id.strip()
@@ -165,6 +183,18 @@ def test_schedules_on_the_command_line(ask: Skerry, tmp_path: Path) -> None:
     wrong = ask("schedule", "add", "61 * * * *", "x", *OPTIONS)
     assert wrong.returncode == 1
     assert b"is not a minute" in wrong.stderr
+
+
+def test_a_schedule_that_cannot_be_begun_says_why(ask: Skerry, server: ServerProcess) -> None:
+    id = said(ask, "schedule", "add", "@yearly", WORK, *OPTIONS).strip()
+    with closing(sqlite3.connect(server.home / "skerry.db")) as store, store:  # as an older server may have left it
+        store.execute("UPDATE schedules SET request = ? WHERE id = ?", ('{"message": "x", "colour": "red"}', id))
+    done = ask("schedule", "run", id)
+    assert (done.returncode, done.stdout) == (1, b"")
+    assert done.stderr == b"error: It could not be begun: colour: Extra inputs are not permitted.\n"
+    shown = ask("schedule", "run", id, "--json")
+    assert (shown.returncode, json.loads(shown.stdout)["outcome"]) == (1, "failed")
+    said(ask, "schedule", "remove", id)
 
 
 class Terminal:
@@ -263,6 +293,43 @@ def test_ctrl_c_where_nobody_can_be_asked_cancels(
     assert json.loads(said(ask, "tasks", "--json", "-n", "1"))["tasks"][0]["status"] == "cancelled"
 
 
+@pytest.mark.parametrize("command", ["task", "team"])
+def test_one_that_is_told_to_end_ends_without_a_traceback(
+    program: list[str], environment: dict[str, str], server: ServerProcess, ask: Skerry, tmp_path: Path, command: str
+) -> None:
+    rest = (HANG, *OPTIONS) if command == "task" else (_hanging_plan(tmp_path),)
+    line = [*program, "--url", server.url, command, *rest]
+    watching = subprocess.Popen(line, env=environment, stdin=subprocess.DEVNULL, stdout=-3, stderr=subprocess.PIPE)
+    assert watching.stderr is not None
+    said_before = b""
+    while "▸ bash: true".encode() not in said_before:
+        said_before += watching.stderr.readline()
+    watching.send_signal(signal.SIGTERM)
+    assert watching.stderr.read() == b""
+    assert watching.wait(60) == 128 + signal.SIGTERM
+    watching.stderr.close()
+    said(ask, "tasks", json.loads(said(ask, "tasks", "--json", "-n", "1"))["tasks"][0]["id"], "--cancel")
+
+
+def test_ctrl_c_while_the_server_is_gone_says_so(
+    program: list[str], environment: dict[str, str], tmp_path: Path
+) -> None:
+    server = ServerProcess(tmp_path / "home", first=SCRIPTED)
+    line = [*program, "--url", server.url, "team", _hanging_plan(tmp_path)]
+    watching = subprocess.Popen(line, env=environment, stdin=subprocess.DEVNULL, stdout=-3, stderr=subprocess.PIPE)
+    assert watching.stderr is not None
+    while "▸ bash: true".encode() not in watching.stderr.readline():
+        assert watching.poll() is None
+    server.stop(signal.SIGKILL)
+    time.sleep(0.5)
+    watching.send_signal(signal.SIGINT)
+    shown = watching.stderr.read().decode()
+    assert watching.wait(60) == 1
+    watching.stderr.close()
+    assert shown.startswith("Cancelling the team.\nerror: No Skerry server answers at "), shown
+    assert "Traceback" not in shown
+
+
 def test_without_a_server_nothing_can_be_left_to_it(skerry: Skerry) -> None:
     done = skerry("task", "x", "--detach")
     assert done.returncode == 1
@@ -302,8 +369,33 @@ def test_a_mistake_is_answered_with_what_to_do_and_not_with_what_was_written(
     assert b"sk-1" not in done.stderr
 
 
+def _hanging_plan(directory: Path) -> str:
+    plan = {"agents": [{"role": "one", "message": HANG}], "agent": "scripted", "afterwards": "destroy"}
+    (path := directory / "plan.json").write_text(json.dumps(plan))
+    return str(path)
+
+
 def _status(ask: Skerry, task: str) -> str:
     return str(json.loads(said(ask, "tasks", task, "--json"))["status"])
+
+
+class Watched:
+    """As much of a client as is asked for a task that somebody watches."""
+
+    def __init__(self) -> None:
+        self.connection, self.host, self.cancelled = self, None, asyncio.Event()
+
+    async def endpoint(self) -> Watched:
+        return self
+
+    async def cancel_task(self, task: str) -> None:
+        self.cancelled.set()
+
+    async def __aenter__(self) -> Watched:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        return
 
 
 async def test_ctrl_c_at_the_moment_when_something_comes_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -314,34 +406,63 @@ async def test_ctrl_c_at_the_moment_when_something_comes_is_not_lost(monkeypatch
             super().__init__()
             made.append(self)
 
-    class Server:
-        """As much of a client as is asked for a task that somebody watches."""
+    server: Any = Watched()
 
-        def __init__(self) -> None:
-            self.connection, self.host, self.cancelled = self, None, asyncio.Event()
-
-        async def endpoint(self) -> Server:
-            return self
-
-        async def cancel_task(self, task: str) -> None:
-            self.cancelled.set()
-
-        async def __aenter__(self) -> Server:
-            return self
-
-        async def __aexit__(self, *_: object) -> None:
-            return
-
-        async def events(self) -> AsyncGenerator[TaskEvent, None]:
-            yield TaskEvent(id=1, type="start", task_id="task-1", at=now())
-            await asyncio.sleep(0)
-            made[0].repeat()
-            yield TaskEvent(id=2, type="chunk", task_id="task-1", at=now(), content="x")
-            await self.cancelled.wait()
-            yield TaskEvent(id=3, type="error", task_id="task-1", at=now(), message="It was cancelled.")
+    async def events() -> AsyncGenerator[TaskEvent, None]:
+        yield TaskEvent(id=1, type="start", task_id="task-1", at=now())
+        await asyncio.sleep(0)
+        made[0].repeat()
+        yield TaskEvent(id=2, type="chunk", task_id="task-1", at=now(), content="x")
+        await server.cancelled.wait()
+        yield TaskEvent(id=3, type="error", task_id="task-1", at=now(), message="It was cancelled.")
 
     monkeypatch.setattr(watching, "Presses", Presses)
-    server: Any = Server()
     async with asyncio.timeout(60):
-        assert await watching.watch(server, AsyncStream(server.events()), watching.View(as_json=True)) == 1
+        assert await watching.watch(server, AsyncStream(events()), watching.View(as_json=True)) == 1
     assert server.cancelled.is_set()
+
+
+@pytest.mark.parametrize("presses", [1, 2])
+async def test_ctrl_c_before_the_first_word_leaves_no_task_at_work(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], presses: int
+) -> None:
+    made: list[watching.Presses] = []
+
+    class Presses(watching.Presses):
+        def __init__(self) -> None:
+            super().__init__()
+            made.append(self)
+
+    server: Any = Watched()
+
+    async def events() -> AsyncGenerator[TaskEvent, None]:
+        for _ in range(presses):
+            made[0].repeat()
+            await asyncio.sleep(0.1)
+        yield TaskEvent(id=1, type="start", task_id="task-1", at=now())
+        await server.cancelled.wait()
+        yield TaskEvent(id=2, type="error", task_id="task-1", at=now(), message="It was cancelled.")
+
+    monkeypatch.setattr(watching, "Presses", Presses)
+    async with asyncio.timeout(60):
+        code = await watching.watch(server, AsyncStream(events()), watching.View(as_json=False))
+    assert (code, server.cancelled.is_set()) == ((1, True) if presses == 1 else (130, False))
+    assert capsys.readouterr().err.count("as soon as it has begun") == 1
+
+
+@pytest.mark.parametrize(("seconds", "said"), [(0.0, 0), (0.4, 1)])
+async def test_whoever_waits_for_the_first_word_is_told_why(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], seconds: float, said: int
+) -> None:
+    server: Any = Watched()
+
+    async def events() -> AsyncGenerator[TaskEvent, None]:
+        await asyncio.sleep(seconds)
+        yield TaskEvent(id=1, type="start", task_id="task-1", at=now())
+        await asyncio.sleep(0.4)
+        yield TaskEvent(id=2, type="error", task_id="task-1", at=now(), message="That was all.")
+
+    monkeypatch.setattr(watching, "SILENCE", 0.1)
+    async with asyncio.timeout(60):
+        assert await watching.watch(server, AsyncStream(events()), watching.View(as_json=False)) == 1
+    assert capsys.readouterr().err.count("Making ready.") == said

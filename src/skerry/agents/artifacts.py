@@ -14,7 +14,7 @@ from skerry.runtime.runtime import Runtime
 DIRECTORY = "artifacts"
 LARGEST = 16 << 20
 MOST = 64 << 20
-"""Bytes of one file, and of all, that are kept; what is larger is only listed."""
+"""Bytes of one file, and of all, that are kept; what is larger is only listed, as is what cannot be read."""
 COUNT = 200
 """Files that are kept; those that were named come first."""
 LISTED = 1000
@@ -31,8 +31,9 @@ async def gather(
             continue
         try:
             content = await _read(runtime, posixpath.join(directory, path))
-        except SkerryError:
-            continue  # it went away, or cannot be read
+        except SkerryError:  # it went away, or has a name that no path is
+            yield ArtifactInfo(path=path, size=size, kept=False), b""
+            continue
         left, kept = left - len(content), kept + 1
         yield ArtifactInfo(path=path, size=len(content)), content
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 from urllib.parse import quote
 
@@ -30,8 +30,13 @@ class Hidden:
 
     @classmethod
     def opened(cls, vault: Vault, id: str, sealed: str | None) -> Hidden:
-        """Raises ``SecretUnavailable`` where the vault is another's."""
-        return cls() if sealed is None else cls(*json.loads(vault.open(sealed, f"task/{id}")))
+        """Raises ``SecretUnavailable`` where the vault is another's, ``ValueError`` if another version sealed it."""
+        if sealed is None:
+            return cls()
+        values = json.loads(vault.open(sealed, f"task/{id}"))
+        if not isinstance(values, list) or len(values) != len(fields(cls)):
+            raise ValueError("what is sealed is of another version of Skerry")
+        return cls(*values)
 
     def address(self, url: str) -> str:
         """The address of a repository as it was given, with its password."""

@@ -20,6 +20,7 @@ from typing import Any
 
 import structlog
 
+from skerry import logs
 from skerry.agents import artifacts
 from skerry.agents.aside import NoChangesKnown
 from skerry.agents.changes import Base, Changes
@@ -46,6 +47,7 @@ from skerry.agents.task_models import CreateTask, TaskDiff, TaskStatus
 from skerry.agents.workplace import Found, furnish
 from skerry.control.actor import Caller, actor, caller
 from skerry.control.inquiry import inquiry
+from skerry.control.metrics import Metrics
 from skerry.control.task_rows import TaskRow
 from skerry.errors import AgentSessionNotFoundError, SandboxExistsError, SandboxNotFoundError, SkerryError
 from skerry.models import CreateSandbox, KeyScope, Secrets, now, shown_id
@@ -146,6 +148,7 @@ class Run:
         inquiry.set(None)
         actor.set("task")
         caller.set(Caller("task", owner=self.row.owner, scope=KeyScope.USE))
+        logs.about(owner=self.row.owner, user_id=self.row.user_id)
         self._journal.open()
         try:
             async with AsyncExitStack() as stack:
@@ -222,7 +225,7 @@ class Run:
             await self._muster.arrive(self.row.id)
             return await self._ask(self._runtime, found)
         except SkerryError as error:
-            return Outcome.of(error)
+            return Outcome.of(error) if self.row.error_code is None else self._before()
         except NoChangesKnown as error:
             return Outcome(TaskStatus.FAILED, str(error), "git_failed")
         except OSError as error:
@@ -421,7 +424,7 @@ class Run:
             log.warning("a task's results could not be collected", task=self.row.id, error=repr(error))
             self._journal.add("warning", message=f"Not everything that it left could be collected: {error}")
         finally:
-            if self.request.afterwards == "keep" or not self.row.made_sandbox:
+            if self.request.afterwards != "destroy" or not self.row.made_sandbox:
                 await changes.forget()
         return {**said, "diff": diff.model_dump(mode="json", exclude={"patch"}), "patch": patch}
 
@@ -454,11 +457,7 @@ class Run:
             "runner": None,
         }
         await self._save(**ended)
-        metrics = self._desk.registry.metrics
-        metrics.task(
-            outcome.status, time.monotonic() - self._began, self._tokens.model_dump(), self._cost, self.row.owner
-        )
-        log.info("task", task=self.row.id, status=outcome.status, code=outcome.code, sandbox=self.row.sandbox_id)
+        note_end(self._desk.registry.metrics, self.row)
         if outcome.status is TaskStatus.COMPLETED:
             said = {"sessionId": self.row.session_id, "sandboxId": self.row.sandbox_id}
             return self._journal.add("done", status=outcome.status, **said)
@@ -484,6 +483,14 @@ class _Answer:
         if self.text.startswith(before):
             return self.text[len(before) :]
         return f"\n\n{self.text}" if before else self.text
+
+
+def note_end(metrics: Metrics, row: TaskRow) -> None:
+    """A task has ended: that is counted and logged, whoever has ended it."""
+    seconds = ((row.completed_at or now()) - row.created_at).total_seconds()
+    metrics.task(row.status, max(0.0, seconds), row.tokens, row.cost, row.owner)
+    about = {"sandbox": row.sandbox_id, "provider": row.provider, "owner": row.owner, "user_id": row.user_id}
+    log.info("task", task=row.id, status=row.status, code=row.error_code, **about)
 
 
 def _outcome(event: ExecutionComplete) -> Outcome:

@@ -24,10 +24,11 @@ from skerry.agents.task_models import (
     ScheduleHistory,
     ScheduleInfo,
     ScheduleRun,
+    TaskStatus,
     UpdateSchedule,
 )
 from skerry.agents.tasks import Tasks, dumped
-from skerry.agents.teams import Teams
+from skerry.agents.teams import Teams, status_of
 from skerry.control.actor import Caller, actor, caller
 from skerry.control.inquiry import inquiry
 from skerry.control.registry import Registry
@@ -137,6 +138,10 @@ class Schedules:
         """The latest first."""
         rows = await self._rows.runs((await self._mine(id)).id, cursor, limit + 1)
         runs = [ScheduleRun.model_validate(dict(row._mapping)) for row in rows[:limit]]
+        teams = await self._registry.tasks.statuses([run.team_id for run in runs if run.team_id is not None])
+        for run in runs:
+            if run.team_id in teams:
+                run.status = status_of({TaskStatus(status) for status in teams[run.team_id]})
         return ScheduleHistory(runs=runs, next_cursor=runs[-1].id if len(rows) > limit else None)
 
     async def run_now(self, id: str) -> ScheduleRun:
@@ -155,9 +160,10 @@ class Schedules:
         actor.set("schedule")
         while True:
             self._news.clear()
+            began = self._clock()
             try:
                 await self.look()
-                pause = await self._pause()
+                pause = await self._pause(began)
             except SkerryError as error:
                 log.warning("schedules could not be looked at", reason=error.message)
                 pause = POLL
@@ -166,8 +172,9 @@ class Schedules:
             except TimeoutError:
                 continue
 
-    async def _pause(self) -> float:
-        due = await self._rows.next_due()
+    async def _pause(self, looked: datetime) -> float:
+        """What was due when it was looked and still is could not be seen to: it is tried again, and not at once."""
+        due = await self._rows.next_due(looked)
         return POLL if due is None else min(POLL, max(0.0, (due - self._clock()).total_seconds()))
 
     async def look(self) -> None:

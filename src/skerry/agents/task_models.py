@@ -29,6 +29,7 @@ class TaskStatus(StrEnum):
         return self not in (TaskStatus.PENDING, TaskStatus.RUNNING)
 
 
+TeamStatus = Literal["pending", "running", "completed", "partial", "failed", "cancelled"]
 Afterwards = Literal["keep", "stop", "destroy"]
 """What becomes of a sandbox when its task has ended: it stays awake, goes to sleep, or is gone."""
 Missed = Literal["skip", "once", "all"]
@@ -183,7 +184,7 @@ class TaskDiff(Result):
 class ArtifactInfo(Result):
     path: str
     size: int
-    kept: bool = Field(True, description="Whether it can be downloaded; not if it was too large.")
+    kept: bool = Field(True, description="Whether it can be downloaded; not if it was too large, or unreadable.")
 
 
 class TaskSummary(Result):
@@ -236,7 +237,7 @@ class TeamAgent(TaskInfo):
 
 class TeamInfo(Result):
     team_id: str
-    status: Literal["pending", "running", "completed", "partial", "failed", "cancelled"] = Field(
+    status: TeamStatus = Field(
         description="Of all together: completed if all have, failed if nobody has, partial if some have."
     )
     agents: list[TeamAgent]
@@ -379,7 +380,7 @@ class ScheduleRun(Result):
     outcome: Literal["started", "skipped", "failed"]
     task_id: str | None = None
     team_id: str | None = None
-    status: TaskStatus | None = Field(None, description="Of the task.")
+    status: TeamStatus | None = Field(None, description="Of the task, or of all of the team.")
     reason: str | None = None
 
 

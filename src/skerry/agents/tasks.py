@@ -39,6 +39,7 @@ from skerry.agents.task_models import (
 from skerry.agents.templates import filled
 from skerry.agents.views import described, last_of, summary, summed, told
 from skerry.control.actor import caller, own_id
+from skerry.control.inquiry import wanted_for
 from skerry.control.registry import Registry
 from skerry.control.task_rows import TaskRow
 from skerry.egress.secret import SecretUnavailable
@@ -126,16 +127,27 @@ class Tasks:
         reason = "The server ended while this task was worked on"
         if row.status == TaskStatus.PENDING and self._resume:
             return await self._start(row)
-        if not self._resume or row.request.get("onRestart") == "fail":
+        if not self._resume:
             return await self._fail(row.id, f"{reason}.")
+        ended = row.step == "leaving"
+        if not ended and row.request.get("onRestart") == "fail":
+            return await self._conclude(row, f"{reason}.")
         # That an agent was asked is counted when it is; what comes before and after may end a server as well.
         times = row.attempts + (row.step in ("preparing", "collecting"))
-        if times >= ATTEMPTS:
-            return await self._fail(row.id, f"{reason}, {times} times by now: it is not taken up again.")
+        if not ended and times >= ATTEMPTS:
+            return await self._conclude(row, f"{reason}, {times} times by now: it is not taken up again.")
         row = await self._rows.update(row.id, attempts=times) or row
         log.info("a task is taken up again", task=row.id, step=row.step)
         await self.note(row.id, "status", message=f"{reason}; this one takes it up again.")
         await self._start(row)
+
+    async def _conclude(self, row: TaskRow, reason: str) -> None:
+        """It has failed; what its agent did until then is in the result, and its sandbox is left as was wished."""
+        step = "collecting" if row.step == "prompting" else "leaving"
+        failed = {"step": step, "error": reason, "error_code": RESTARTED}
+        if (updated := await self._rows.update(row.id, unless_ended=True, **failed)) is not None:
+            log.warning("a task was failed", task=row.id, reason=reason)
+            await self._start(updated)
 
     async def _give_up(self) -> None:
         """Fail what other servers left that are gone for good: nobody else would ever say so."""
@@ -150,7 +162,8 @@ class Tasks:
         """It has ended so, without having been worked on to its end. ``only_at``: unless it has gone on from there."""
         ended = {"status": outcome.status, "error": outcome.error, "error_code": outcome.code, "completed_at": now()}
         changes = {"runner": None, "step": "ended", **ended}
-        if await self._rows.update(id, unless_ended=True, only_at=only_at, **changes) is not None:
+        if (row := await self._rows.update(id, unless_ended=True, only_at=only_at, **changes)) is not None:
+            run.note_end(self._registry.metrics, row)
             await self.note(id, "error", message=outcome.error, code=outcome.code, status=outcome.status)
 
     async def end_unless_begun(self, id: str, outcome: Outcome) -> None:
@@ -186,6 +199,7 @@ class Tasks:
 
     async def create(self, request: CreateTask, *, retry_of: str | None = None) -> TaskRow:
         """Accept a task and begin with it. What makes no sense is refused, and nothing is on record then."""
+        wanted_for(request.user_id)
         row, hidden = self.row_of(request)
         row.retry_of = retry_of
         work = Run(self._desk, row, hidden)
@@ -416,7 +430,8 @@ class Tasks:
         content = await self._rows.artifact(row.id, path)
         if content is None:
             found = {each["path"]: each for each in row.artifacts}
-            said = "was not kept: there was too much of it, or of others" if path in found else "was not left"
+            why = "there was too much of it, or of others, or it could not be read"
+            said = f"was not kept: {why}" if path in found else "was not left"
             raise ArtifactNotFoundError(
                 f"{path[:200]!r} {said} by task {id!r}.",
                 details={"artifacts": [path for path, each in found.items() if each["kept"]]},

@@ -7,12 +7,13 @@ taken of it, and each agent's sandbox is made from that. The snapshot goes when 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from contextlib import suppress
-from typing import Any, Literal
+from typing import Any
 
 import structlog
 
+from skerry import logs
 from skerry.agents.availability import provider_for
 from skerry.agents.contract import DIRECTORY
 from skerry.agents.hidden import Hidden
@@ -20,12 +21,12 @@ from skerry.agents.ids import nanoid
 from skerry.agents.models import Tokens
 from skerry.agents.muster import Muster
 from skerry.agents.run import BROKEN, Outcome, Run
-from skerry.agents.task_models import CreateTask, CreateTeam, TaskStatus, TeamAgent, TeamInfo, Work
+from skerry.agents.task_models import CreateTask, CreateTeam, TaskStatus, TeamAgent, TeamInfo, TeamStatus, Work
 from skerry.agents.tasks import Tasks, dumped
 from skerry.agents.views import described
 from skerry.agents.workplace import furnish
 from skerry.control.actor import Caller, actor, caller, own_id
-from skerry.control.inquiry import inquiry
+from skerry.control.inquiry import inquiry, wanted_for
 from skerry.control.registry import Registry
 from skerry.control.task_rows import TaskRow, TeamRow
 from skerry.errors import SandboxNotFoundError, SkerryError, SnapshotNotFoundError, TeamNotFoundError
@@ -60,6 +61,7 @@ class Teams:
     # -- asking --------------------------------------------------------------------------------------------------------
 
     async def create(self, request: CreateTeam) -> TeamInfo:
+        wanted_for(request.user_id)
         team, rows, hidden = self.rows_of(request)
         await self.require(team, rows, hidden)
         await self._rows.insert(*rows, team=team)
@@ -238,6 +240,7 @@ class Teams:
 
 
 def _act_for(team: TeamRow) -> None:
+    logs.about(owner=team.owner, user_id=team.request.get("userId"))
     inquiry.set(None)
     actor.set("task")
     caller.set(Caller("task", owner=team.owner, scope=KeyScope.USE))
@@ -247,7 +250,7 @@ def _described(team: TeamRow, rows: Sequence[TaskRow]) -> TeamInfo:
     agents = [TeamAgent.model_validate(described(row).model_dump()) for row in rows]
     return TeamInfo(
         team_id=team.id,
-        status=_status({agent.status for agent in agents}),
+        status=status_of({agent.status for agent in agents}),
         agents=agents,
         shared=team.shared,
         cost=round(sum(agent.cost for agent in agents), 6),
@@ -256,9 +259,8 @@ def _described(team: TeamRow, rows: Sequence[TaskRow]) -> TeamInfo:
     )
 
 
-def _status(
-    statuses: set[TaskStatus],
-) -> Literal["pending", "running", "completed", "partial", "failed", "cancelled"]:
+def status_of(statuses: Set[TaskStatus]) -> TeamStatus:
+    """Of a team, by those of its tasks."""
     if statuses == {TaskStatus.PENDING}:
         return "pending"
     if any(not status.ended for status in statuses):

@@ -266,12 +266,11 @@ def team(
 ) -> int:
     """Have several agents work at once: `skerry team plan.yaml`.
 
-    The plan has `agents`, each with a `role` and a `message`, and what they share: `gitUrl`, `prepare`, `config`, …
-    Exits with 1 if one of them failed.
+    The plan has `agents`, each with a `role` and a `message`, and what they share: `gitUrl`, `prepare`, `config`, …;
+    what the command line says goes before it. Exits with 1 if one of them failed.
     """
-    asked = _plan(plan)
-    asked |= _options(repo, branch, None, provider, None, config, None, secret, egress, allow, None, None)
-    asked |= given(model=model)
+    options = _options(repo, branch, None, provider, None, config, None, secret, egress, allow, None, None)
+    asked = _planned(plan, options | given(model=model) | {"detach": True})
     agents = asked.pop("agents", None)
     if not isinstance(agents, list):
         raise typer.BadParameter("The plan has no list of agents.", param_hint="PLAN")
@@ -280,18 +279,26 @@ def team(
 
 async def _team(target: Target, agents: list[Any], options: dict[str, Any], as_json: bool) -> int:
     from skerry import AsyncClient
-    from skerry.cli.watching import Presses, print_diff, summary
+    from skerry.cli.watching import Presses, View, making_ready, print_diff, summary
 
     async with AsyncClient(target.url, target.api_key, target.home, owner=target.owner) as client, Presses() as presses:
-        begun = await client.run_team(agents, **options, detach=True)
+        waiting = making_ready(View(as_json))
+        try:
+            begun = await client.run_team(agents, **options)
+        finally:
+            waiting.cancel()
         watching = asyncio.gather(*(_member(client, agent, as_json) for agent in begun.agents))
         pressed = asyncio.ensure_future(presses.next())
-        await asyncio.wait((watching, pressed), return_when=asyncio.FIRST_COMPLETED)
-        if pressed.done():
-            print("Cancelling the team.", file=sys.stderr)
-            await client.cancel_team(begun.team_id)
-        pressed.cancel()
-        await asyncio.gather(watching, pressed, return_exceptions=True)
+        try:
+            await asyncio.wait((watching, pressed), return_when=asyncio.FIRST_COMPLETED)
+            if pressed.done():
+                print("Cancelling the team.", file=sys.stderr)
+                await client.cancel_team(begun.team_id)
+            await asyncio.wait((watching,))
+        finally:
+            for each in (watching, pressed):
+                each.cancel()
+            await asyncio.gather(watching, pressed, return_exceptions=True)
         found: TeamInfo = await client.get_team(begun.team_id)
     if as_json:
         print_json(found)
@@ -351,7 +358,9 @@ def add_schedule(
     if (message is None) == (plan is None):
         raise typer.BadParameter("Say what to do, or give a --plan, and not both.", param_hint="MESSAGE")
     options = _options(repo, branch, None, provider, agent, config, prepare, secret, egress, allow, None, timeout)
-    options |= given(model=model, afterwards=afterwards, team=None if plan is None else _plan(plan))
+    options |= given(model=model, afterwards=afterwards)
+    if plan is not None:
+        options = {"team": _planned(plan, options)}
     called = name or _head(message or (plan.stem if plan is not None else ""))
     with target_of(context).client() as client:
         made = client.create_schedule(
@@ -427,12 +436,18 @@ def schedule_history(
     print_table(("DUE (UTC)", "OUTCOME", "STATUS", "TASK", "REASON"), rows)
 
 
-def run_schedule(context: typer.Context, schedule: ScheduleId, as_json: AsJson = False) -> None:
-    """Run it once now. Prints the task's id."""
+def run_schedule(context: typer.Context, schedule: ScheduleId, as_json: AsJson = False) -> int:
+    """Run it once now. Prints the task's id; exits with 1 if it could not be begun."""
     with target_of(context).client() as client:
         need_server(client, "task")
         run = client.run_schedule(schedule)
-    print_json(run) if as_json else print(run.task_id)
+    if as_json:
+        print_json(run)
+    elif run.task_id is not None:
+        print(run.task_id)
+    else:
+        print(f"error: It could not be begun: {run.reason}", file=sys.stderr)
+    return 1 if run.outcome == "failed" else 0
 
 
 # -- arguments ---------------------------------------------------------------------------------------------------------
@@ -467,6 +482,13 @@ def _plan(path: Path) -> dict[str, Any]:
     if not isinstance(found, dict) or not all(isinstance(name, str) for name in found):
         raise typer.BadParameter(f"{path} is not a plan.", param_hint="PLAN")
     return found
+
+
+def _planned(path: Path, said: dict[str, Any]) -> dict[str, Any]:
+    """A plan, but for what the command line says, however the plan spells it."""
+    from pydantic.alias_generators import to_snake
+
+    return {name: value for name, value in _plan(path).items() if to_snake(name) not in said} | said
 
 
 def _head(text: str) -> str:

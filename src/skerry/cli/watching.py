@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 QUESTION = "\n[c]ancel the task, [d]etach and let it go on, or Enter to go on watching? "
 WITHOUT_SERVER = "\n[c]ancel the task, or Enter to go on watching? "
+SILENCE = 2.0
+"""Seconds without a word after which it is said why."""
 _LONGEST = 120
 
 
@@ -24,50 +26,87 @@ async def watch(client: AsyncClient, events: AsyncStream[TaskEvent], view: View)
     """Show a task to its end; the exit code."""
     task: str | None = None
     detachable = (await client.connection.endpoint()).host is None
+    waiting, unwanted = making_ready(view), False
     async with client, Presses() as presses, events:
         while True:
             coming = asyncio.ensure_future(anext(events, None))
-            while not coming.done():
-                pressed = asyncio.ensure_future(presses.next())
-                await asyncio.wait((coming, pressed), return_when=asyncio.FIRST_COMPLETED)
-                if pressed.done() and not coming.done():
-                    wish = await presses.ask(QUESTION if detachable else WITHOUT_SERVER) if task else "c"
-                    if wish == "d" and detachable:
-                        coming.cancel()
-                        await asyncio.gather(coming, return_exceptions=True)
-                        return view.detached(task or "")
-                    if wish == "c":
-                        if task is None:
-                            coming.cancel()
-                            await asyncio.gather(coming, return_exceptions=True)
-                            return 130
-                        view.note("Cancelling.")
-                        await client.cancel_task(task)
-                elif pressed.done():
-                    presses.repeat()  # something came at the same moment, and is shown first
-                pressed.cancel()
-                await asyncio.gather(pressed, return_exceptions=True)
+            try:
+                while not coming.done():
+                    pressed = asyncio.ensure_future(presses.next())
+                    await asyncio.wait((coming, pressed), return_when=asyncio.FIRST_COMPLETED)
+                    if pressed.done() and not coming.done():
+                        wish = await presses.ask(QUESTION if detachable else WITHOUT_SERVER) if task else "c"
+                        if wish == "d" and detachable:
+                            return view.detached(task or "")
+                        if wish == "c":
+                            if task is not None:
+                                view.note("Cancelling.")
+                                await client.cancel_task(task)
+                            elif unwanted or not detachable:
+                                return 130
+                            else:
+                                unwanted = True
+                                view.note(
+                                    "It is cancelled as soon as it has begun. Ctrl-C again does not wait for that."
+                                )
+                    elif pressed.done():
+                        presses.repeat()  # something came at the same moment, and is shown first
+                    pressed.cancel()
+                    await asyncio.gather(pressed, return_exceptions=True)
+            finally:
+                waiting.cancel()
+                coming.cancel()  # a stream that somebody waits for cannot be closed
+                await asyncio.gather(coming, return_exceptions=True)
             event = coming.result()
             if event is None:
                 return view.lost()
             task = event.task_id or task
             view.show(event)
+            if unwanted and task is not None:
+                unwanted = False
+                await client.cancel_task(task)
             if event.type in ("done", "error"):
                 return view.end(event)
 
 
+def making_ready(view: View) -> asyncio.TimerHandle:
+    """Says why nothing comes, unless it is cancelled before."""
+    said = "Making ready. What is asked for the first time, such as an agent, is installed now."
+    return asyncio.get_running_loop().call_later(SILENCE, view.note, said)
+
+
 class Presses:
-    """Ctrl-C, and what is answered to the question that it leads to. Where nobody can be asked it means to cancel."""
+    """Ctrl-C, and what is answered to the question that it leads to. Where nobody can be asked it means to cancel.
+
+    Who is told to end meanwhile leaves in order: an exit in the middle of anything would be a traceback.
+    """
 
     def __init__(self) -> None:
         self._pressed = asyncio.Event()
+        self._before: dict[int, Any] = {}
+        self._told: int | None = None
 
     async def __aenter__(self) -> Presses:
-        asyncio.get_running_loop().add_signal_handler(signal.SIGINT, self._pressed.set)
+        loop, watching = asyncio.get_running_loop(), asyncio.current_task()
+        assert watching is not None
+        loop.add_signal_handler(signal.SIGINT, self._pressed.set)
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            self._before[number] = signal.getsignal(number)
+            loop.add_signal_handler(number, self._leave, number, watching)
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        asyncio.get_running_loop().remove_signal_handler(signal.SIGINT)
+        loop = asyncio.get_running_loop()
+        loop.remove_signal_handler(signal.SIGINT)
+        for number, handler in self._before.items():
+            loop.remove_signal_handler(number)
+            signal.signal(number, handler)
+        if self._told is not None:
+            raise SystemExit(128 + self._told)
+
+    def _leave(self, number: int, watching: asyncio.Task[Any]) -> None:
+        self._told = number
+        watching.cancel()
 
     async def next(self) -> None:
         await self._pressed.wait()

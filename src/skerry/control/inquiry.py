@@ -51,6 +51,12 @@ def asked_to_run(command: str) -> None:
         found.command = command
 
 
+def wanted_for(user_id: str | None) -> None:
+    """Whom it is for, what the request asks for."""
+    if user_id is not None and (found := inquiry.get()) is not None:
+        found.user_id = user_id
+
+
 def answered(status: int, code: str) -> None:
     """The request under way failed, or was refused."""
     if (found := inquiry.get()) is not None:

@@ -90,8 +90,9 @@ class ScheduleRows:
         rows = await self._read(select(schedules).where(*wanted).order_by(schedules.c.next_at))
         return [ScheduleRow(**row._mapping) for row in rows]
 
-    async def next_due(self) -> datetime | None:
-        found = await self._read(select(func.min(schedules.c.next_at)).where(~schedules.c.paused))
+    async def next_due(self, after: datetime) -> datetime | None:
+        wanted = (~schedules.c.paused, schedules.c.next_at > after)
+        found = await self._read(select(func.min(schedules.c.next_at)).where(*wanted))
         first: datetime | None = found[0][0]
         return first
 
@@ -123,11 +124,6 @@ class ScheduleRows:
 
         done: bool = await self._together(claim)
         return done
-
-    async def failed(self, schedule: str, due_at: datetime, reason: str) -> None:
-        """A time that was begun came to nothing."""
-        mine = (schedule_runs.c.schedule_id == schedule, schedule_runs.c.due_at == due_at)
-        await self._write(update(schedule_runs).where(*mine).values(outcome="failed", reason=reason))
 
     async def runs(self, schedule: str, before: int | None, limit: int) -> Sequence[Row[Any]]:
         """The latest first, with the status of their tasks."""

@@ -241,6 +241,14 @@ class TaskRows:
         mine = (tasks.c.schedule_id == schedule, tasks.c.status.in_(OPEN))
         return bool(await self._read(select(tasks.c.id).where(*mine).limit(1)))
 
+    async def statuses(self, teams: Collection[str]) -> dict[str, set[str]]:
+        """Of the tasks of each team, as far as they are kept."""
+        found: dict[str, set[str]] = {}
+        asked = select(tasks.c.team_id, tasks.c.status).where(tasks.c.team_id.in_(teams)).distinct()
+        for row in await self._read(asked) if teams else ():
+            found.setdefault(row.team_id, set()).add(row.status)
+        return found
+
     async def expire(self, before: datetime) -> None:
         """Forget those that ended before then, and all that was kept of them."""
         await self._write(delete(tasks).where(tasks.c.completed_at < before))

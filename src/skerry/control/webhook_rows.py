@@ -14,11 +14,13 @@ from sqlalchemy import ColumnElement, Executable, Exists, Row, delete, func, ins
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from skerry.control.identity import mark_in, mark_of
-from skerry.control.schema import deliveries, webhooks
+from skerry.control.schema import deliveries, sandboxes, webhooks
 from skerry.models import SandboxEvent, WebhookDelivery, WebhookInfo, now
 
 Run = Callable[[Executable], Awaitable[Sequence[Row[Any]]]]
 
+USER = "userId"
+"""The label that says whom a sandbox is for."""
 _NAMES = {
     "destroyed": "sandbox.deleted",
     "failed": "sandbox.error",
@@ -141,6 +143,11 @@ class WebhookRows:
         ]
         if wanting:
             data = event.model_dump(mode="json", by_alias=True, exclude={"id"}) | {"eventId": event.id}
+            labels = select(sandboxes.c.labels).where(sandboxes.c.id == event.sandbox_id)
+            if (user := (await connection.scalar(labels) or {}).get(USER)) is not None:
+                data["userId"] = user
+            if name == "sandbox.error":
+                data["error"] = event.message
             if mark:  # its owner knows it without
                 data = json.loads(json.dumps(data).replace(mark, ""))
             values = [_queued(id, name, event.at, data, event.sandbox_id) for id in wanting]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import traceback
 from collections.abc import Iterable, Mapping
 from http import HTTPStatus
 from typing import Any, Literal
@@ -33,6 +32,7 @@ from skerry.errors import (
     TooLargeError,
     UnauthorizedError,
 )
+from skerry.logs import place_of
 from skerry.models import Result
 from skerry.server import security
 
@@ -90,8 +90,7 @@ def error_response(error: SkerryError, headers: Mapping[str, str] | None = None)
 def unexpected(error: BaseException, **where: Any) -> InternalError:
     """Log a fault of ours and give it a number. Messages and locals may hold secrets: only type and place are kept."""
     number = uuid4().hex[:12]
-    frames = [f"{f.filename}:{f.lineno} in {f.name}" for f in traceback.extract_tb(error.__traceback__)]
-    log.error("unexpected_error", error_id=number, error=type(error).__qualname__, frames=frames[-12:], **where)
+    log.error("unexpected_error", error_id=number, error=type(error).__qualname__, frames=place_of(error), **where)
     return InternalError(
         "The server failed unexpectedly; this is a fault of Skerry, not of the request.",
         hint=f"The server's log has the place, under error_id {number}.",

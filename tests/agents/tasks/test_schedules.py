@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from skerry.agents.teams import Teams
 from skerry.control.actor import Caller, caller
 from skerry.control.registry import Registry
 from skerry.errors import InvalidRequestError, NotFoundError, ScheduleNotFoundError
-from skerry.models import KeyScope
+from skerry.models import KeyScope, now
 from tests.agents.tasks.clock import Clock
 from tests.agents.tasks.scripted import ScriptedAgent, script
 
@@ -161,14 +162,22 @@ async def test_a_team_can_be_scheduled_too(schedules: Schedules, teams: Teams, c
     await schedules.delete(info.id)
 
 
+async def test_the_history_says_what_became_of_all_of_a_team(schedules: Schedules, teams: Teams, clock: Clock) -> None:
+    members = [{"role": "one", "message": script({"say": "x"})}, {"role": "two", "message": script({"fail": "x"})}]
+    team = {"agents": members, "agent": "scripted", "afterwards": "destroy"}
+    info = await schedules.create(asked(task=None, team=team))
+    clock.set("2026-03-02 09:00")
+    await schedules.look()
+    run = (await schedules.history(info.id)).runs[0]
+    assert (await teams.wait(run.team_id or "")).status == "partial"
+    assert (await schedules.history(info.id)).runs[0].status == "partial"
+    await schedules.delete(info.id)
+
+
 async def test_a_schedule_fires_by_the_real_clock(registry: Registry, tasks: Tasks, teams: Teams) -> None:
     schedules = Schedules(registry, tasks, teams)
     info = await schedules.create(asked("* * * * *"))
     # Due in a moment, and not at the next full minute, which tests cannot wait for.
-    from datetime import timedelta
-
-    from skerry.models import now
-
     await registry.schedules.update(info.id, next_at=now() + timedelta(seconds=0.3))
     schedules.open()
     try:
@@ -184,17 +193,54 @@ async def test_a_schedule_fires_by_the_real_clock(registry: Registry, tasks: Tas
 async def test_one_that_cannot_be_read_any_more_holds_up_no_other(
     schedules: Schedules, registry: Registry, tasks: Tasks, clock: Clock
 ) -> None:
-    odd, good = await schedules.create(asked()), await schedules.create(asked())
+    odd, other, good = [await schedules.create(asked()) for _ in range(3)]
     await registry.schedules.update(odd.id, request={"message": "x", "colour": "red"})
+    newer = registry.vault.seal('[{}, null, null, null, "more"]', f"task/{other.id}")
+    await registry.schedules.update(other.id, secrets=newer)
     clock.set("2026-03-02 09:00")
     await schedules.look()
     runs = (await schedules.history(odd.id)).runs
     assert [(run.outcome, run.reason) for run in runs] == [("failed", "colour: Extra inputs are not permitted.")]
+    (run,) = (await schedules.history(other.id)).runs
+    assert run.outcome == "failed"
+    assert "of another version of Skerry" in (run.reason or "")
     (run,) = (await schedules.history(good.id)).runs
     assert run.task_id is not None
     await tasks.wait(run.task_id)
-    for each in (odd, good):
+    for each in (odd, other, good):
         await registry.schedules.delete(each.id)
+
+
+async def test_one_that_cannot_be_seen_to_is_tried_again_and_not_without_a_pause(
+    registry: Registry, tasks: Tasks, teams: Teams, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    schedules = Schedules(registry, tasks, teams)
+    odd, good = await schedules.create(asked()), await schedules.create(asked())
+    # Of a server that knows more zones than this one.
+    await registry.schedules.update(odd.id, timezone="Mars/Olympus", next_at=now() - timedelta(seconds=5))
+    looks, look = 0, schedules.look
+
+    async def counted() -> None:
+        nonlocal looks
+        looks += 1
+        await look()
+
+    monkeypatch.setattr(schedules, "look", counted)
+    schedules.open()
+    try:
+        await asyncio.sleep(0.5)
+        assert looks == 1
+        monkeypatch.setattr("skerry.agents.schedules.POLL", 0.1)
+        await schedules.update(good.id, UpdateSchedule(missed="skip"))
+        await registry.schedules.update(good.id, next_at=now() + timedelta(seconds=0.2))
+        async with asyncio.timeout(20):
+            while not (runs := (await schedules.history(good.id)).runs):
+                await asyncio.sleep(0.05)
+        await tasks.wait(runs[0].task_id or "")
+    finally:
+        await schedules.close()
+        for each in (odd, good):
+            await registry.schedules.delete(each.id)
 
 
 async def test_one_can_be_run_out_of_its_turn(schedules: Schedules, tasks: Tasks) -> None:

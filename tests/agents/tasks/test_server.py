@@ -209,6 +209,45 @@ def test_metrics_count_tasks(http: httpx.Client) -> None:
     assert 'skerry_task_tokens_total{kind="input",owner="local"}' in text
 
 
+def test_every_line_about_a_task_says_whose_it_is(tmp_path: Path) -> None:
+    with (tmp_path / "log").open("wb") as written:
+        server = ServerProcess(tmp_path / "home", first=SCRIPTED, log=written, log_format="json")
+        with Client(server.url) as client:
+            client.run_task(**body({"say": "x"}, userId="user-7"))
+            members = [{"role": "one", "message": script({"fail": "model_denied"})}]
+            shared = {"agent": "scripted", "prepare": "true", "shared": True, "afterwards": "destroy"}
+            client.run_team(members, userId="user-7", **shared)
+        assert server.stop() == 0
+    lines = [json.loads(line) for line in (tmp_path / "log").read_bytes().splitlines()]
+    asked = [line for line in lines if line["event"] == "request"]
+    assert [line["user_id"] for line in asked if "/agents/t" in line["route"]] == ["user-7"] * 2
+    told = [line for line in lines if line["event"] in ("sandbox", "task")]
+    kinds = {line.get("kind") for line in told}
+    assert {"created", "started", "session_created", "session_message", "destroyed", None} <= kinds
+    assert {(line["user_id"], line["provider"], line.get("owner", "local")) for line in told} == {
+        ("user-7", "local", "local")
+    }
+    ends = [(line["status"], line["code"]) for line in told if line["event"] == "task"]
+    assert ends == [("completed", None), ("failed", "model_denied")]
+
+
+@pytest.mark.parametrize("log_format", ["json", "console"])
+def test_what_breaks_a_task_is_in_the_log_and_no_secret_with_it(tmp_path: Path, log_format: str) -> None:
+    breaks = "async def start(self, runtime, setup):\n    key = 'sk-of-nobody'\n    raise RuntimeError(key)\n"
+    with (tmp_path / "log").open("wb") as written:
+        first = f"{SCRIPTED}{breaks}ScriptedAgent.start = start\n"
+        server = ServerProcess(tmp_path / "home", first=first, log=written, log_format=log_format)
+        with Client(server.url) as client:
+            task = client.run_task(**body({"say": "x"}, env={"TOKEN": "sk-of-nobody"}))
+        assert server.stop() == 0
+    assert (task.status, task.error_code) == ("failed", "internal_error")
+    log = (tmp_path / "log").read_text()
+    assert "a task broke" in log
+    assert "RuntimeError" in log
+    assert re.search(r":\d+ in start", log)
+    assert "sk-of-nobody" not in log
+
+
 # -- the client --------------------------------------------------------------------------------------------------------
 
 
@@ -300,6 +339,31 @@ def test_a_workers_report_changes_what_is_known_of_its_sandbox(server: ServerPro
     assert (known()["createdAt"], known()["userId"], known()["error"]) == ("2026-03-01T10:11:00Z", None, None)
 
 
+def test_what_a_server_reports_says_whose_it_is_and_what_went_wrong(
+    server: ServerProcess, http: httpx.Client, tmp_path: Path
+) -> None:
+    def known() -> dict[str, Any]:
+        found = http.get("/api/v2/cloudflare/sandboxes").json()["sandboxes"]
+        return next((one for one in found if one["id"] == "reported"), {})
+
+    settings: dict[str, Any] = {"report_to": server.url, "worker_token": TOKEN}
+    other = ServerProcess(tmp_path / "home", **settings)
+    try:
+        with httpx.Client(base_url=other.url, timeout=60) as there:
+            made = there.post("/v1/sandboxes", json={"id": "reported", "labels": {"userId": "user-9"}})
+            assert made.status_code == 201, made.text
+            there.post("/v1/sandboxes/reported/exec", json={"command": "true"})
+            _until(lambda: known().get("status") == "running")
+            assert (known()["userId"], known()["error"]) == ("user-9", None)
+        other.stop(signal.SIGKILL)
+        other = ServerProcess(tmp_path / "home", **settings)
+        _until(lambda: known().get("status") == "error")
+        assert known()["userId"] == "user-9"
+        assert known()["error"].startswith("The server ended unexpectedly")
+    finally:
+        assert other.stop() == 0
+
+
 def test_the_time_of_a_report_is_taken_as_it_may_be_meant(server: ServerProcess, http: httpx.Client) -> None:
     def status(timestamp: str, event: str) -> str:
         told = {"event": event, "data": {"sandboxId": "cf-2"}, "timestamp": timestamp}
@@ -347,6 +411,7 @@ def test_a_server_that_is_killed_in_the_middle_of_a_prompt_loses_nothing(tmp_pat
     server = ServerProcess(home, first=SCRIPTED, port=httpx.URL(server.url).port)
     try:
         with Client(server.url) as client:
+            _until(lambda: client.get_task(ending.id).completed_at is not None)
             failed = client.get_task(ending.id)
             assert (failed.status, failed.error_code) == ("failed", "server_restarted")
             assert "ended" in (failed.error or "")
@@ -396,6 +461,38 @@ def test_a_server_that_is_stopped_answers_those_who_wait_and_the_next_goes_on(tm
     try:
         with Client(server.url) as client:
             assert client.cancel_task(answers[0].json()["taskId"]).status == "cancelled"
+    finally:
+        assert server.stop() == 0
+
+
+def test_whoever_waits_in_a_program_waits_for_the_end_also_through_a_restart(tmp_path: Path) -> None:
+    (home := tmp_path / "home").mkdir()
+    server = ServerProcess(home, first=SCRIPTED)
+    port = httpx.URL(server.url).port
+    steps = [{"run": "test -e begun || { touch begun; sleep 100; }"}, {"say": "through"}]
+    ended: list[Any] = []
+
+    def wait() -> None:
+        with Client(server.url) as client:
+            ended.append(client.run_task(**body(*steps)))
+
+    def wait_for_team() -> None:
+        with Client(server.url) as client:
+            member = {"role": "one", "message": script(*steps)}
+            ended.append(client.run_team([member], agent="scripted", afterwards="destroy"))
+
+    threads = [threading.Thread(target=each) for each in (wait, wait_for_team)]
+    for thread in threads:
+        thread.start()
+    with Client(server.url) as client:
+        _until(lambda: [task.session_id is not None for task in client.list_tasks().tasks] == [True] * 2)
+        time.sleep(0.3)
+    assert server.stop() == 0
+    server = ServerProcess(home, first=SCRIPTED, port=port)
+    try:
+        for thread in threads:
+            thread.join(60)
+        assert [one.status for one in ended] == ["completed"] * 2
     finally:
         assert server.stop() == 0
 

@@ -81,12 +81,14 @@ async def test_a_task_gets_a_sandbox_of_its_name_and_an_answer(tasks: Tasks, reg
 async def test_the_sandbox_is_left_as_was_wished(
     tasks: Tasks, registry: Registry, afterwards: str, state: State | None
 ) -> None:
-    task = await done(tasks, SAY, afterwards=afterwards)
+    task = await done(tasks, {"run": "echo x > new"}, SAY, afterwards=afterwards)
+    assert task.changed_files == 1
     if state is None:
         with pytest.raises(SandboxNotFoundError):
             await registry.get(task.id)
     else:
         assert (await registry.get(task.id)).state == state
+        assert await sh(registry, task.id, "ls -A /var/tmp") == "", "nothing of what it was compared with"
 
 
 async def test_what_happens_is_told_in_order_and_to_those_who_join_late(tasks: Tasks) -> None:
@@ -382,6 +384,17 @@ async def test_of_too_many_artifacts_those_that_were_named_are_kept(
         await tasks.artifact(task.id, "artifacts/3")
 
 
+async def test_an_artifact_that_cannot_be_read_is_told_of(tasks: Tasks) -> None:
+    work = r"mkdir artifacts; echo x > artifacts/good; echo x > artifacts/$(printf '\377')"
+    task = await done(tasks, {"run": work}, afterwards="destroy")
+    assert [(each.path, each.kept) for each in task.artifacts] == [
+        ("artifacts/good", True),
+        ("artifacts/\ufffd", False),
+    ]
+    with pytest.raises(ArtifactNotFoundError, match="could not be read"):
+        await tasks.artifact(task.id, "artifacts/\ufffd")
+
+
 async def test_what_was_in_the_repository_is_no_artifact(tasks: Tasks, repository: str) -> None:
     work = {"run": "echo new > artifacts/new"}
     task = await done(tasks, work, sandboxId="forge", gitUrl=repository, directory="/srv/artifacts-clone")
@@ -600,8 +613,9 @@ async def test_what_ends_the_server_while_it_is_prepared_is_not_begun_for_ever(
         await tasks.close()
 
 
+@pytest.mark.parametrize("wish", ["resume", "fail"])
 async def test_what_was_collected_before_the_server_ended_is_not_lost_with_the_sandbox(
-    registry: Registry, agent: ScriptedAgent, monkeypatch: pytest.MonkeyPatch
+    registry: Registry, agent: ScriptedAgent, monkeypatch: pytest.MonkeyPatch, wish: str
 ) -> None:
     reached, leave = asyncio.Event(), Run._leave_sandbox
 
@@ -613,7 +627,7 @@ async def test_what_was_collected_before_the_server_ended_is_not_lost_with_the_s
     monkeypatch.setattr(Run, "_leave_sandbox", gone_but_not_said)
     first = Tasks(registry, {"scripted": agent})
     await first.open()
-    row = await first.create(asked({"run": "echo x > new"}, SAY, afterwards="destroy"))
+    row = await first.create(asked({"run": "echo x > new"}, SAY, afterwards="destroy", onRestart=wish))
     await reached.wait()
     await first.close()
     monkeypatch.setattr(Run, "_leave_sandbox", leave)
@@ -643,6 +657,53 @@ async def test_a_task_that_must_not_go_on_fails_with_the_reason(registry: Regist
         await second.close()
 
 
+@pytest.mark.parametrize("gone", [False, True])
+async def test_what_the_agent_did_is_in_the_result_also_where_the_task_must_not_go_on(
+    registry: Registry, agent: ScriptedAgent, gone: bool
+) -> None:
+    first = Tasks(registry, {"scripted": agent})
+    await first.open()
+    steps = [{"run": "mkdir artifacts; echo x | tee new artifacts/kept"}, {"hang": True}]
+    row = await first.create(asked(*steps, onRestart="fail", afterwards="destroy"))
+    await agent.hanging.wait()
+    await first.close()
+    if gone:
+        await registry.destroy(row.sandbox_id or "")
+    second = Tasks(registry, {"scripted": agent})
+    await second.open()
+    try:
+        task = await second.wait(row.id)
+        assert (task.status, task.error_code, len(agent.prompts)) == ("failed", "server_restarted", 1)
+        assert (task.changed_files, len(task.artifacts)) == ((0, 0) if gone else (2, 1))
+        with pytest.raises(SandboxNotFoundError):
+            await registry.get(row.sandbox_id or "")
+    finally:
+        await second.close()
+
+
+async def test_a_task_that_is_given_up_leaves_its_sandbox_as_was_wished(
+    registry: Registry, agent: ScriptedAgent
+) -> None:
+    first = Tasks(registry, {"scripted": agent})
+    await first.open()
+    row = await first.create(asked(SAY, prepare="sleep 1000", onRestart="fail", afterwards="destroy"))
+    while "Preparing." not in [event.data.get("message") for event in await registry.tasks.events(row.id)]:
+        await asyncio.sleep(0.02)
+    await first.close()
+    second = Tasks(registry, {"scripted": agent})
+    await second.open()
+    try:
+        assert (await second.wait(row.id)).error_code == "server_restarted"
+        with pytest.raises(SandboxNotFoundError):
+            await registry.get(row.sandbox_id or "")
+    finally:
+        await second.close()
+
+
+def failures(registry: Registry) -> float:
+    return registry.metrics.registry.get_sample_value("skerry_tasks_total", {"status": "failed"}) or 0.0
+
+
 async def test_a_program_that_ends_fails_its_tasks_and_does_not_take_up_others(
     registry: Registry, agent: ScriptedAgent
 ) -> None:
@@ -650,7 +711,9 @@ async def test_a_program_that_ends_fails_its_tasks_and_does_not_take_up_others(
     await first.open()
     row = await first.create(asked({"hang": True}))
     await agent.hanging.wait()
+    before = failures(registry)
     await first.close()
+    assert failures(registry) == before + 1
     found = await registry.tasks.get(row.id)
     assert found is not None
     assert (found.status, found.error_code) == ("failed", "server_restarted")

@@ -49,7 +49,8 @@ class AsyncTasks:
         look at ``status`` and ``error``.
         """
         response = await self.connection.request("POST", f"{_AGENTS}/task", json=_task(message, options))
-        return TaskInfo.model_validate_json(response.content)
+        task = TaskInfo.model_validate_json(response.content)
+        return task if options.get("detach") else await self._ended(task)
 
     async def start_task(self, message: str, **options: Any) -> TaskInfo:
         """The same, without waiting: it goes on when this program has ended, if the server is another."""
@@ -101,6 +102,15 @@ class AsyncTasks:
                     raise
                 await reunion.wait_async(error)
 
+    async def _ended(self, task: TaskInfo) -> TaskInfo:
+        """The same when it has ended: a server that closes answers before that, and the next goes on with it."""
+        if task.completed_at is None:
+            async with aclosing(self._follow(task.id, 0, known=True)) as events:
+                async for event in events:
+                    if event.task is not None:
+                        return event.task
+        return task
+
     async def _events(
         self, method: str, path: str, *, json: Any = None, params: dict[str, Any] | None = None
     ) -> AsyncGenerator[TaskEvent, None]:
@@ -134,7 +144,7 @@ class AsyncTasks:
     async def cancel_task(self, task: str) -> TaskInfo:
         """Stop the agent. What it has done so far is in the result."""
         response = await self.connection.request("POST", f"{_path(task)}/cancel")
-        return TaskInfo.model_validate_json(response.content)
+        return await self._ended(TaskInfo.model_validate_json(response.content))
 
     async def retry_task(self, task: str) -> TaskInfo:
         """Ask for the same once more, as another task."""
@@ -155,7 +165,8 @@ class AsyncTasks:
         """Several agents at once, each with a ``role`` and a ``message``; what they share are options."""
         body = valid(CreateTeam, {"agents": list(agents), **options})
         response = await self.connection.request("POST", f"{_AGENTS}/team", json=_dumped(body))
-        return TeamInfo.model_validate_json(response.content)
+        team = TeamInfo.model_validate_json(response.content)
+        return team if body.detach else await self._team_ended(team)
 
     async def get_team(self, team: str) -> TeamInfo:
         response = await self.connection.request("GET", f"{_AGENTS}/team/{quote(team, safe='')}")
@@ -164,7 +175,14 @@ class AsyncTasks:
     async def cancel_team(self, team: str) -> TeamInfo:
         """All of it that has not ended."""
         response = await self.connection.request("POST", f"{_AGENTS}/team/{quote(team, safe='')}/cancel")
-        return TeamInfo.model_validate_json(response.content)
+        return await self._team_ended(TeamInfo.model_validate_json(response.content))
+
+    async def _team_ended(self, team: TeamInfo) -> TeamInfo:
+        if team.status not in ("pending", "running"):
+            return team
+        for agent in team.agents:
+            await self._ended(agent)
+        return await self.get_team(team.team_id)
 
     # -- what there is -------------------------------------------------------------------------------------------------
 

@@ -50,7 +50,8 @@ class Tasks:
         look at ``status`` and ``error``.
         """
         response = self.connection.request("POST", f"{_AGENTS}/task", json=_task(message, options))
-        return TaskInfo.model_validate_json(response.content)
+        task = TaskInfo.model_validate_json(response.content)
+        return task if options.get("detach") else self._ended(task)
 
     def start_task(self, message: str, **options: Any) -> TaskInfo:
         """The same, without waiting: it goes on when this program has ended, if the server is another."""
@@ -102,6 +103,15 @@ class Tasks:
                     raise
                 reunion.wait(error)
 
+    def _ended(self, task: TaskInfo) -> TaskInfo:
+        """The same when it has ended: a server that closes answers before that, and the next goes on with it."""
+        if task.completed_at is None:
+            with closing(self._follow(task.id, 0, known=True)) as events:
+                for event in events:
+                    if event.task is not None:
+                        return event.task
+        return task
+
     def _events(
         self, method: str, path: str, *, json: Any = None, params: dict[str, Any] | None = None
     ) -> Generator[TaskEvent, None]:
@@ -134,7 +144,7 @@ class Tasks:
     def cancel_task(self, task: str) -> TaskInfo:
         """Stop the agent. What it has done so far is in the result."""
         response = self.connection.request("POST", f"{_path(task)}/cancel")
-        return TaskInfo.model_validate_json(response.content)
+        return self._ended(TaskInfo.model_validate_json(response.content))
 
     def retry_task(self, task: str) -> TaskInfo:
         """Ask for the same once more, as another task."""
@@ -155,7 +165,8 @@ class Tasks:
         """Several agents at once, each with a ``role`` and a ``message``; what they share are options."""
         body = valid(CreateTeam, {"agents": list(agents), **options})
         response = self.connection.request("POST", f"{_AGENTS}/team", json=_dumped(body))
-        return TeamInfo.model_validate_json(response.content)
+        team = TeamInfo.model_validate_json(response.content)
+        return team if body.detach else self._team_ended(team)
 
     def get_team(self, team: str) -> TeamInfo:
         response = self.connection.request("GET", f"{_AGENTS}/team/{quote(team, safe='')}")
@@ -164,7 +175,14 @@ class Tasks:
     def cancel_team(self, team: str) -> TeamInfo:
         """All of it that has not ended."""
         response = self.connection.request("POST", f"{_AGENTS}/team/{quote(team, safe='')}/cancel")
-        return TeamInfo.model_validate_json(response.content)
+        return self._team_ended(TeamInfo.model_validate_json(response.content))
+
+    def _team_ended(self, team: TeamInfo) -> TeamInfo:
+        if team.status not in ("pending", "running"):
+            return team
+        for agent in team.agents:
+            self._ended(agent)
+        return self.get_team(team.team_id)
 
     # -- what there is -------------------------------------------------------------------------------------------------
 

@@ -149,7 +149,7 @@
     }));
   }
 
-  const chosen = () => decodeURIComponent(location.hash.slice(1));
+  const chosen = () => location.hash.slice(1);
 
   function show() {
     stream?.close();
@@ -208,7 +208,9 @@
     find("#facts").textContent = facts.filter(Boolean).join(" · ");
     find("#cancel").hidden = true;
     find("#retry").hidden = false;
-    const patch = task.diff?.patch ?? "";
+    const { patch = "", error, truncated } = task.diff ?? {};
+    if (error) tell({ type: "warning", message: `There is no diff: ${error}` });
+    if (truncated) tell({ type: "warning", message: "The patch is larger than what is kept: there are files missing in it." });
     Object.assign(find("#patch"), { hidden: patch === "", href: `${AGENTS}/task/${task.taskId}/diff`, download: `${task.taskId}.patch` });
     find("#diff").replaceChildren(...patch.split("\n").map(coloured));
   }
