@@ -68,3 +68,10 @@ async def test_a_session_is_asked_watched_and_put_away(coding_home: Path) -> Non
         with pytest.raises(skerry.SessionNotFoundError):
             async with session.watch() as news:
                 await anext(news)
+
+
+async def test_one_that_cannot_be_is_refused_in_a_sentence(coding_home: Path) -> None:
+    async with AsyncClient(home=coding_home) as client:
+        with pytest.raises(skerry.InvalidRequestError, match="agent: Input should be 'opencode' or 'claude-code'"):
+            await client.create_coding_session(agent="nobody", github_token="ghs_never_shown")
+        assert (await client.list_coding_sessions()).sessions == []

@@ -69,3 +69,10 @@ def test_a_session_is_asked_watched_and_put_away(coding_home: Path) -> None:
         with pytest.raises(skerry.SessionNotFoundError):
             with session.watch() as news:
                 next(news)
+
+
+def test_one_that_cannot_be_is_refused_in_a_sentence(coding_home: Path) -> None:
+    with Client(home=coding_home) as client:
+        with pytest.raises(skerry.InvalidRequestError, match="agent: Input should be 'opencode' or 'claude-code'"):
+            client.create_coding_session(agent="nobody", github_token="ghs_never_shown")
+        assert (client.list_coding_sessions()).sessions == []
