@@ -130,6 +130,11 @@ def test_nothing_is_asked_or_shared_unless_the_configuration_says_so() -> None:
     assert settings(prepare("opencode", {"permission": {"bash": "ask"}}))["permission"] == {"bash": "ask"}
 
 
+@pytest.mark.parametrize("wrong", ["yes", ["yes"]])
+def test_what_opencode_does_not_take_is_passed_on_for_it_to_say_so(wrong: Any) -> None:
+    assert settings(prepare("opencode", {"experimental": wrong}))["experimental"] == wrong
+
+
 @pytest.mark.parametrize(
     ("permission", "ask", "deny"),
     [

@@ -156,6 +156,8 @@ def _denied_goes_on(settings: Mapping[str, Any]) -> dict[str, Any]:
     """An agent that is denied something is told so and goes on, as others do, unless the configuration wants it to
     stop there, without a word.
     """
+    if not isinstance(settings.get("experimental") or {}, Mapping):
+        return dict(settings)  # OpenCode says what is wrong with it
     return {**settings, "experimental": {"continue_loop_on_deny": True, **(settings.get("experimental") or {})}}
 
 
