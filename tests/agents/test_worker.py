@@ -389,6 +389,26 @@ async def test_what_opencode_does_not_take_is_refused_and_harms_nothing(
     assert (await worker.message(pod, "still there?")).response == "ok"
 
 
+async def test_what_a_message_has_brought_outlives_what_is_refused_and_the_agent(
+    pod: str, http: httpx.AsyncClient, worker: Worker, model: Model
+) -> None:
+    async def answered_by() -> str:
+        model.asked.clear()
+        assert (await worker.message(pod, "who is it?")).response == "ok"
+        return str(model.wait_until_asked("who is it?").body["model"])
+
+    other = {**settings_of(model), "model": "scripted/scripted-2"}
+    await http.post(f"/sandbox/{pod}/message", json={"message": "hi", "config": other})
+    wrong = {**config(model, key="not-the-key"), "permission": "sometimes"}
+    refused = await http.post(f"/sandbox/{pod}/message", json={"message": "hi", "config": wrong})
+    assert (refused.status_code, refused.json()["error"]["code"]) == (400, "agent_config_invalid")
+    assert await answered_by() == "scripted-2", "the settings of before, and the key"
+    await http.post(f"/v1/sandboxes/{pod}/exec", json={"command": KILL})
+    assert await answered_by() == "scripted-2"
+    await http.post(f"/sandbox/{pod}/message", json={"message": "hi", "config": settings_of(model)})
+    assert await answered_by() == "scripted-1"
+
+
 async def test_a_message_may_bring_other_files_and_waits_for_those_at_work(
     pod: str, http: httpx.AsyncClient, model: Model
 ) -> None:

@@ -11,10 +11,10 @@ import contextlib
 import json
 import secrets
 import time
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
-from weakref import WeakValueDictionary
+from weakref import WeakKeyDictionary, WeakValueDictionary
 
 import structlog
 from pydantic import ValidationError
@@ -43,6 +43,7 @@ from skerry.agents.opencode.turn import message_id
 from skerry.agents.placing import differing, put_back
 from skerry.agents.shift import Shift
 from skerry.control.actor import SERVER, caller
+from skerry.control.egress import Displaced
 from skerry.control.inquiry import inquiry
 from skerry.control.registry import Registry
 from skerry.errors import (
@@ -102,6 +103,8 @@ class Worker:
         self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._shifts: WeakValueDictionary[str, Shift] = WeakValueDictionary()
         self._returns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self._settings: WeakKeyDictionary[Runtime, Mapping[str, str]] = WeakKeyDictionary()
+        """What a message has brought of them: an agent that has ended is started again with it."""
 
     # -- sandboxes -----------------------------------------------------------------------------------------------------
 
@@ -178,31 +181,42 @@ class Worker:
 
             async def begin() -> RunningOpenCode:
                 if change is None:
-                    return OPENCODE.running(runtime) or await OPENCODE.start(runtime, Setup())
+                    setup = Setup(env=self._settings.get(runtime, {}))
+                    return OPENCODE.running(runtime) or await OPENCODE.start(runtime, setup)
                 return await self._changed(id, runtime, change, shift)
 
             async with shift.entered(begin) as running:
                 yield running
 
     async def _changed(self, id: str, runtime: Runtime, change: Preparation, shift: Shift) -> RunningOpenCode:
-        """The agent with these settings and files, or the one of before and an error."""
+        """The agent with these settings, files and keys, or those of before and an error."""
+        displaced: Displaced = {}
         if change.secrets:
             with _nothing_made():
-                await self._registry.add_secrets(id, change.secrets)
-        running, before = OPENCODE.running(runtime), await differing(runtime, change.setup)
-        if running is not None and running.started_with == dict(change.setup.env) and not before:
+                displaced = await self._registry.add_secrets(id, change.secrets)
+        try:
+            return await self._begun_anew(runtime, change.setup, shift)
+        except BaseException:
+            if displaced:
+                await self._registry.put_back_secrets(id, displaced)
+            raise
+
+    async def _begun_anew(self, runtime: Runtime, setup: Setup, shift: Shift) -> RunningOpenCode:
+        running, before = OPENCODE.running(runtime), await differing(runtime, setup)
+        if running is not None and running.started_with == dict(setup.env) and not before:
             return running
         await shift.alone()  # what others have asked it for would die with it
         try:
             if (running := OPENCODE.running(runtime)) is not None:
                 await running.stop()
-            agent = await OPENCODE.start(runtime, change.setup)
+            agent = await OPENCODE.start(runtime, setup)
             await agent.check()
         except BaseException:
             if (running := OPENCODE.running(runtime)) is not None:
                 await running.stop()
             await put_back(runtime, before)
             raise
+        self._settings[runtime] = setup.env
         return agent
 
     @contextlib.asynccontextmanager
