@@ -130,6 +130,18 @@ async def test_a_message_may_be_heard_as_it_is_answered(pod: str, http: httpx.As
     assert events[-1]["tokens"]["input"] == 22
 
 
+async def test_half_an_emoji_is_told_as_what_it_is_and_spoils_no_answer(
+    pod: str, http: httpx.AsyncClient, model: Model
+) -> None:
+    made = call("bash", command="true", description="cut \ud83d")
+    model.when("half", made, say("smile \ud83d and \ud83d\ude00"))
+    for stream in (False, True):
+        answer = await http.post(f"/sandbox/{pod}/message", json={"message": "half", "stream": stream})
+        assert (answer.status_code, "internal_error" in answer.text) == (200, False), answer.text
+        done = json.loads(answer.text.strip().rpartition("data: ")[2])
+        assert done["response"] == "smile \ufffd and \U0001f600"
+
+
 async def test_a_long_answer_is_not_told_again_with_every_word(pod: str, http: httpx.AsyncClient, model: Model) -> None:
     text = " ".join(f"word-{number}" for number in range(3000))
     model.when("at length", say(text))
