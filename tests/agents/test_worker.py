@@ -229,7 +229,14 @@ async def test_a_key_that_opencode_is_given_stays_outside(pod: str, http: httpx.
     assert key not in found.text
     assert KEY not in found.text
     assert "api.openai.com" in (await http.get(f"/v1/sandboxes/{pod}/egress")).text
+    for written in ("/auth/openai/", "//auth/openai", "/auth//openai", "/auth/open%61i", "/%61uth/openai"):
+        given = await http.put(f"/sandbox/{pod}/opencode{written}", json={"type": "api", "key": key})
+        assert given.status_code == 200
+        found = await http.post(f"/v1/sandboxes/{pod}/exec", json={"command": "cat ~/.local/share/opencode/auth.json"})
+        assert key not in found.text, written
     for provider, body in (
+        ("openai;x", {"type": "api", "key": key}),
+        ("open\ufffdai", {"type": "api", "key": key}),
         ("unheard-of", {"type": "api", "key": key}),
         ("openai", {"type": "oauth", "refresh": key, "access": key, "expires": 1}),
         ("openai", {"type": "api"}),

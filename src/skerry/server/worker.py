@@ -13,7 +13,7 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import Annotated, Any
-from urllib.parse import quote
+from urllib.parse import quote, unquote_to_bytes
 
 import websockets
 from fastapi import APIRouter, Header, Request, Response
@@ -66,7 +66,8 @@ STREAMED: dict[int | str, dict[str, Any]] = {
 CREATED: dict[int | str, dict[str, Any]] = {200: {"description": "It runs, with its agent."}}
 
 _WRITTEN = re.compile(r"/sandbox/([A-Za-z0-9][A-Za-z0-9_-]*)(?!/(?:error|pr)$)(/.*)?")  # those are a session's own
-_AUTH = re.compile(rb"/auth/([A-Za-z0-9._-]{1,100})")
+_AUTH = re.compile(rb"/+auth/+(.{1,100}?)/*", re.DOTALL)
+"""However it is written: what is not found to be a key goes inside."""
 _LARGEST_CREDENTIAL = 64 << 10
 _RAW = re.compile(rb"/v1/sandboxes/([^/]+)/worker/opencode(?=/|$)")
 
@@ -170,9 +171,9 @@ class OpenCodeProxy:
         inside = Exposure(id, PORT, token="", name=NAME, wake_on_request=True)
         admission = Admission(inside, target, visit.query, b"", None, [], self._previews.reception)
         try:
-            if visit.method == "PUT" and (provider := _AUTH.fullmatch(path)) is not None:
+            if visit.method == "PUT" and (provider := _AUTH.fullmatch(unquote_to_bytes(path))) is not None:
                 body = await _body(receive)
-                await self._worker.authorize(id, provider[1].decode(), body)
+                await self._worker.authorize(id, provider[1].decode(errors="replace"), body)
                 return await JSONResponse(True)(scope, receive, send)
             await self._started(id)
             await self._previews.passage.carry(admission, visit, receive, marked(send))
