@@ -202,6 +202,7 @@ def test_claude_code_is_given_the_mcp_servers_that_are_enabled() -> None:
         {"provider": {"amazon-bedrock": {"options": {"accessKeyId": "id", "secretAccessKey": SECRET}}}},
         {"provider": {"google-vertex": {"options": {"googleAuthOptions": {"credentials": {"private_key": SECRET}}}}}},
         {"mcp": {"far": {"type": "remote", "url": f"https://{SECRET}@mcp.example.com/"}}},
+        {"agent": {"long": {"prompt": SECRET * 10_000}}},
         {"auth": {"anthropic": {"type": "api"}}},
         {"auth": {"anthropic": {"type": "api", "key": SECRET, "kee": SECRET}}},
     ],

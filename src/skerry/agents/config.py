@@ -22,10 +22,12 @@ from skerry.agents.models import AgentConfig, Credential
 from skerry.agents.providers import PROVIDERS, ModelProvider, speaks_like
 from skerry.errors import InvalidRequestError
 from skerry.models import OAuthGrant, Secret, Secrets
+from skerry.runtime.environment import LONGEST
 from skerry.settings import Settings
 
 PLACEHOLDER = "skerry-placeholder"
 HOME = "/root"
+SETTINGS = "OPENCODE_CONFIG_CONTENT"
 _AUTHENTICATING = ("authorization", "x-api-key", "api-key", "x-auth-token", "x-goog-api-key", "private-token")
 _SIGNING = ("secretAccessKey", "sessionToken", "googleAuthOptions", "serviceKey")
 """What is never shown to a provider, but used inside to sign what is asked of it."""
@@ -113,6 +115,12 @@ def _opencode(config: AgentConfig, directory: str, has: Environment) -> Preparat
     for name, value in (("provider", providers), ("model", config.model), ("mcp", mcp)):
         if value:
             settings[name] = value
+    written = json.dumps(settings)
+    if len(f"{SETTINGS}={written}") > LONGEST:
+        raise InvalidRequestError(
+            "The settings of OpenCode are longer than the 128 KiB that a program can be given.",
+            hint="Give the prompts of agents and commands as `files`, and what all are to be told as `agents_md`.",
+        )
     place = f"{HOME}/.config/opencode"
     files = {f"{place}/{file.type}/{_file_name(file.name, file.extension)}": file.content for file in config.files}
     if config.agents_md is not None:
@@ -123,7 +131,7 @@ def _opencode(config: AgentConfig, directory: str, has: Environment) -> Preparat
     setup = Setup(
         directory=directory,
         files={path: content.encode() for path, content in files.items()},
-        env={"OPENCODE_CONFIG_CONTENT": json.dumps(settings)},
+        env={SETTINGS: written},
         model=config.model,
     )
     return Preparation(setup, secrets, tuple(toolboxes), () if config.model is None else tuple(_wanted(config)))

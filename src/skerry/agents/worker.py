@@ -19,7 +19,7 @@ from weakref import WeakKeyDictionary, WeakValueDictionary
 import structlog
 from pydantic import ValidationError
 
-from skerry.agents.config import PLACEHOLDER, Preparation, check_model, prepare, server_variables
+from skerry.agents.config import PLACEHOLDER, SETTINGS, Preparation, check_model, prepare, server_variables
 from skerry.agents.contract import DIRECTORY, Prompt, Setup
 from skerry.agents.known import OPENCODE
 from skerry.agents.models import (
@@ -38,7 +38,7 @@ from skerry.agents.models import (
     WorkerMessage,
     WorkerSync,
 )
-from skerry.agents.opencode.running import SETTINGS, RunningOpenCode
+from skerry.agents.opencode.running import RunningOpenCode
 from skerry.agents.opencode.turn import message_id
 from skerry.agents.placing import differing, put_back
 from skerry.agents.shift import Shift
