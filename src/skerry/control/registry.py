@@ -318,7 +318,10 @@ class Registry:
 
     async def _require_toolbox(self, name: str) -> None:
         if not self.provider.capabilities().toolboxes:
-            raise UnsupportedError("The sandboxes of this server's provider cannot be shown programs of the host.")
+            raise UnsupportedError(
+                "The sandboxes of this server's provider cannot be shown programs of the host, such as agents.",
+                hint="Use a server whose provider is local or docker.",
+            )
         await self.provider.require_toolbox(name)
 
     async def get(self, id: str) -> SandboxInfo:
