@@ -20,7 +20,7 @@ import websockets
 from skerry.agents.models import WorkerCreate, WorkerMessage
 from skerry.agents.worker import Worker as Service
 from skerry.control.registry import Registry
-from skerry.errors import FilesMissingError, ProviderError, SandboxNotFoundError
+from skerry.errors import AgentSessionNotFoundError, FilesMissingError, ProviderError, SandboxNotFoundError
 from skerry.models import EgressPolicy, SleepSandbox, StartSandbox
 from skerry.providers.cloudflare.worker import Worker
 from skerry.settings import Settings
@@ -189,11 +189,15 @@ async def test_a_model_is_named_in_either_way_and_one_that_is_nobodys_is_refused
 
 
 @pytest.mark.parametrize("session", ["ses_nobody", "", "nobody", "../../global/dispose", "ses_\u00e9"])
-async def test_a_session_that_is_not_there_is_not_found(pod: str, http: httpx.AsyncClient, session: str) -> None:
+async def test_a_session_that_is_not_there_is_not_found(
+    pod: str, http: httpx.AsyncClient, worker: Worker, session: str
+) -> None:
     for stream in (False, True):
         body = {"message": "hi", "sessionId": session, "stream": stream}
         answer = await http.post(f"/sandbox/{pod}/message", json=body)
         assert (answer.status_code, answer.json()["error"]["code"]) == (404, "agent_session_not_found")
+    with pytest.raises(AgentSessionNotFoundError):
+        await worker.message(pod, "hi", session=session)
 
 
 async def test_opencodes_own_api_is_behind_the_proxy(pod: str, http: httpx.AsyncClient, model: Model) -> None:
@@ -404,6 +408,8 @@ async def test_what_opencode_does_not_take_is_refused_and_harms_nothing(
     body = {"message": "hi", "config": {**settings_of(model), **wrong}}
     refused = await http.post(f"/sandbox/{pod}/message", json=body)
     assert (refused.status_code, refused.json()["error"]["code"]) == (400, "agent_config_invalid")
+    with pytest.raises(ProviderError, match=r"\(HTTP 400\): OpenCode does not take"):
+        await worker.create("pod-3", config=wrong)
     assert "mode" in refused.json()["error"]["message"] or "permission" in refused.json()["error"]["message"]
     assert (await worker.message(pod, "still there?")).response == "ok"
 
