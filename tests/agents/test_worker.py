@@ -20,7 +20,7 @@ import websockets
 from skerry.agents.models import WorkerCreate, WorkerMessage
 from skerry.agents.worker import Worker as Service
 from skerry.control.registry import Registry
-from skerry.errors import AgentSessionNotFoundError, FilesMissingError, ProviderError, SandboxNotFoundError
+from skerry.errors import AgentSessionNotFoundError, FilesMissingError, ProviderError, SandboxNotFoundError, SkerryError
 from skerry.models import EgressPolicy, SleepSandbox, StartSandbox
 from skerry.providers.cloudflare.worker import Worker
 from skerry.settings import Settings
@@ -389,6 +389,41 @@ async def test_one_whose_files_are_gone_gets_them_back_from_its_bucket(agency: R
         await service.wake(id)
     assert (await service.get(id)).status == "error", "half a workspace does not pass for a whole one either"
     await service.delete(id)
+
+
+async def test_what_a_bucket_would_not_delete_is_deleted_when_asked_again(agency: Registry, model: Model) -> None:
+    service = Service(agency)
+    id = (await service.create(WorkerCreate(id="left", config=settings_of(model)))).sandbox_id
+    async with agency.use(id) as runtime:
+        await runtime.files.write("/home/user/workspace/a.txt", b"mine")
+    assert (await service.sync(id)).synced_files == 1
+    buckets, away = agency.settings.home / "buckets", agency.settings.home / "away"
+    buckets.rename(away)
+    buckets.write_bytes(b"")
+    with pytest.raises(SkerryError):
+        await service.delete(id)
+    buckets.unlink()
+    away.rename(buckets)
+    assert (await service.delete(id)).files == 1
+    with pytest.raises(SandboxNotFoundError):
+        await service.delete(id)
+
+
+async def test_what_is_left_of_another_of_that_name_is_not_brought_back(agency: Registry, model: Model) -> None:
+    service = Service(agency)
+    request = WorkerCreate(id="again", config=settings_of(model))
+    id = (await service.create(request)).sandbox_id
+    async with agency.use(id) as runtime:
+        await runtime.files.write("/home/user/workspace/a.txt", b"somebody's")
+    await service.sync(id)
+    assert (await service.get(id)).has_workspace
+    await agency.destroy(id)
+    assert not (await service.create(request)).has_workspace
+    await agency.sleep(id, SleepSandbox())
+    await agency.provider.forget(id)
+    with pytest.raises(FilesMissingError):
+        await service.wake(id)
+    assert (await service.delete(id)).files == 1
 
 
 WRONG = {

@@ -57,6 +57,7 @@ from skerry.errors import (
     ModelFailedError,
     ModelUnknownError,
     NotFoundError,
+    SandboxNotFoundError,
     SkerryError,
 )
 from skerry.models import (
@@ -65,6 +66,7 @@ from skerry.models import (
     KeyScope,
     SandboxInfo,
     State,
+    StoredWorkspace,
     SyncRequest,
     shown_id,
 )
@@ -147,13 +149,19 @@ class Worker:
         return await self.get(id)
 
     async def delete(self, id: str) -> WorkerDeleted:
-        """The sandbox is destroyed, and what a bucket holds of its workspace deleted."""
-        await self._require(id)
-        await self._registry.destroy(id)
+        """The sandbox is destroyed, and what a bucket holds of its workspace deleted, also of one that is gone: the
+        bucket may have been away when it was."""
+        gone: SandboxNotFoundError | None = None
+        try:
+            await self._require(id)
+            await self._registry.destroy(id)
+        except SandboxNotFoundError as error:
+            gone = error
         files = 0
-        with contextlib.suppress(NotFoundError):
-            await self._registry.workspaces.get(id)
+        if await self._stored(id) is not None:
             files = await self._registry.workspaces.delete(id)
+        elif gone is not None:
+            raise gone
         return WorkerDeleted(sandbox_id=id, files=files)
 
     async def sync(self, id: str, request: SyncRequest | None = None) -> WorkerSync:
@@ -241,10 +249,9 @@ class Worker:
             return await stack.enter_async_context(self._registry.use(id))
 
     async def _bring_back(self, id: str, missing: FilesMissingError) -> None:
-        try:
-            stored = await self._registry.workspaces.get(id)
-        except NotFoundError:
-            raise missing from None
+        stored = await self._stored(id)
+        if stored is None or not _of_this_one(stored, await self._registry.get(id)):
+            raise missing
         async with self._registry.refill(id) as runtime:
             await runtime.files.mkdir(DIRECTORY, recursive=True)
             pull = SyncRequest(direction="pull", dir=DIRECTORY, bucket=stored.bucket)
@@ -395,25 +402,31 @@ class Worker:
             asked.user_id = user
 
     async def _described(self, info: SandboxInfo) -> WorkerInfo:
-        runtime = self._registry.look(info.id)
-        stored = False
-        with contextlib.suppress(NotFoundError):
-            await self._registry.workspaces.get(info.id)
-            stored = True
+        runtime, stored = self._registry.look(info.id), await self._stored(info.id)
         return WorkerInfo.model_validate(
             {
                 "sandbox_id": info.id,
                 "status": _STATUS[info.state],
                 "agent": info.labels.get(AGENT, OPENCODE.name),
                 "agent_running": runtime is not None and OPENCODE.running(runtime) is not None,
-                "has_workspace": stored,
+                "has_workspace": stored is not None and _of_this_one(stored, info),
                 "user_id": info.labels.get(USER),
                 "last_active_at": info.last_active_at,
             }
         )
 
+    async def _stored(self, id: str) -> StoredWorkspace | None:
+        with contextlib.suppress(NotFoundError):
+            return await self._registry.workspaces.get(id)
+        return None
+
     def _record(self, id: str, kind: str, message: str, details: dict[str, Any], took: float | None = None) -> None:
         self._registry.history.record(id, kind, message, details=details, took=took)
+
+
+def _of_this_one(stored: StoredWorkspace, info: SandboxInfo) -> bool:
+    """What was stored before there was this sandbox is of another that had its name, and maybe for somebody else."""
+    return stored.workspace_synced_at >= info.created_at
 
 
 @contextlib.contextmanager
