@@ -262,6 +262,15 @@ async def test_websockets_pass_to_opencodes_terminals(pod: str, http: httpx.Asyn
         while "echoed" not in said:
             piece = await asyncio.wait_for(socket.recv(), 20)
             said += piece if isinstance(piece, str) else piece.decode(errors="replace")
+    for place, code, reason in (
+        (f"{pod}/opencode/pty/pty_nobody", 4502, "agent_failed"),
+        ("nobody/opencode/pty/x", 4404, "sandbox_not_found"),
+    ):
+        url = f"{served.url.replace('http', 'ws')}/sandbox/{place}/connect"
+        async with websockets.connect(url, additional_headers=headers, proxy=None) as socket:
+            with pytest.raises(websockets.ConnectionClosedError):
+                await asyncio.wait_for(socket.recv(), 20)
+            assert (socket.close_code, socket.close_reason) == (code, reason)
     async with websockets.connect(url, proxy=None) as stranger:
         with pytest.raises(websockets.ConnectionClosedError):
             await stranger.recv()

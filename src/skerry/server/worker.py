@@ -39,11 +39,12 @@ from skerry.agents.worker import Worker
 from skerry.control.actor import own_id
 from skerry.control.exposures import Exposure
 from skerry.control.registry import Registry
-from skerry.errors import NotFoundError, SkerryError, TooLargeError
+from skerry.errors import AgentError, NotFoundError, SkerryError, TooLargeError
 from skerry.models import ExposePort, SyncRequest
 from skerry.server.answers import answer
+from skerry.server.auth import chosen_protocol
 from skerry.server.disconnect import until_disconnect
-from skerry.server.errors import error_response
+from skerry.server.errors import as_skerry_error, error_response
 from skerry.server.fetch import checked, marked
 from skerry.server.nouns import noun_router
 from skerry.server.paths import SandboxId
@@ -228,8 +229,12 @@ class OpenCodeProxy:
                 open_timeout=10,
             )
         except (SkerryError, OSError, websockets.WebSocketException, TimeoutError) as error:
-            said = error.message if isinstance(error, SkerryError) else "OpenCode did not open this WebSocket."
-            return await socket.close(1011, reason=said[:120])
+            if not isinstance(error, SkerryError):
+                error = AgentError("OpenCode did not open this WebSocket.")
+            known = as_skerry_error(error)
+            # Accepted first: nobody is told why a handshake failed, but a close code is told.
+            await socket.accept(chosen_protocol(socket.scope))
+            return await socket.close(4000 + known.status, reason=known.code)
         async with theirs:
             await socket.accept(theirs.subprotocol)
             with self._registry.attend(id) as presence:
