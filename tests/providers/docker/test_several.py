@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from skerry import AsyncSandbox
-from skerry.errors import ProviderNotConfiguredError, SandboxNotFoundError
+from skerry.errors import ConflictError, ProviderNotConfiguredError, SandboxNotFoundError
 from tests.agents.sessions.conftest import desk_of
 from tests.agents.sessions.test_life_cycle import TIMES
 from tests.bench.engine import Engine
@@ -42,6 +42,9 @@ async def test_a_sandbox_lives_where_it_was_asked_for_with_its_snapshots_and_for
         [fork] = await there.fork(ids=["there-too"])
         assert [(await one.info()).provider for one in (here, there, fork)] == ["local", "docker", "docker"]
         assert (await fork.exec(f"{seen}; cat /workspace/file")).stdout == "container\none\n"
+        for asked, other in (("local", snapshot), ("docker", await here.snapshot())):
+            with pytest.raises(ConflictError, match=f"cannot be on {asked}"):
+                await AsyncSandbox.from_snapshot(other, "elsewhere", url=both.url, provider=asked)
         await there.exec("echo two > /workspace/file")
         await there.rollback(snapshot)
         assert (await there.exec("cat /workspace/file")).stdout == "one\n"
