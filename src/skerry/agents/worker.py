@@ -117,6 +117,7 @@ class Worker:
         made = await self._registry.create(
             CreateSandbox(
                 id=request.id,
+                provider=request.provider,
                 image=request.image,
                 env=dict(preparation.setup.env),
                 labels={AGENT: OPENCODE.name, **({USER: request.user_id} if request.user_id else {})},

@@ -54,6 +54,16 @@ async def test_a_sandbox_lives_where_it_was_asked_for_with_its_snapshots_and_for
     assert left.strip() == ""
 
 
+async def test_a_worker_is_where_it_was_asked_for(both: ServerProcess) -> None:
+    async with httpx.AsyncClient(base_url=both.url, timeout=60) as http:
+        made = await http.post("/sandbox", json={"id": "pod", "provider": "docker"})
+        assert made.json()["status"] == "running", made.text
+        assert (await http.get("/v1/sandboxes/pod")).json()["provider"] == "docker"
+        assert (await http.delete("/sandbox/pod")).status_code == 200
+        refused = await http.post("/sandbox", json={"id": "pod", "provider": "modal"})
+        assert (refused.status_code, refused.json()["error"]["code"]) == (400, "provider_absent")
+
+
 async def test_a_provider_that_the_server_has_not_is_an_error_and_makes_nothing(both: ServerProcess) -> None:
     with pytest.raises(ProviderNotConfiguredError, match="no provider 'modal'"):
         await AsyncSandbox.create("nowhere", url=both.url, provider="modal")
