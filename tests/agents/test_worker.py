@@ -458,6 +458,23 @@ async def test_what_opencode_does_not_take_is_refused_and_harms_nothing(
     assert (await worker.message(pod, "still there?")).response == "ok"
 
 
+async def test_tools_for_a_sandbox_that_cannot_run_them_are_refused_and_its_agent_goes_on(
+    pod: str, http: httpx.AsyncClient, model: Model
+) -> None:
+    async def running() -> list[str]:
+        found = (await http.get(f"/v1/sandboxes/{pod}/processes")).json()["processes"]
+        return [each["id"] for each in found if each["status"] == "running"]
+
+    await http.post(f"/sandbox/{pod}/wake")
+    before = await running()
+    tool = {"type": "tool", "name": "adder", "extension": "ts", "content": "export default {}"}
+    body = {"message": "hi", "config": {**settings_of(model), "files": [tool]}}
+    refused = await http.post(f"/sandbox/{pod}/message", json=body)
+    assert (refused.status_code, refused.json()["error"]["code"]) == (409, "conflict"), refused.text
+    assert "opencode-plugin" in refused.json()["error"]["message"]
+    assert await running() == before
+
+
 async def test_what_a_message_has_brought_outlives_what_is_refused_and_the_agent(
     pod: str, http: httpx.AsyncClient, worker: Worker, model: Model
 ) -> None:

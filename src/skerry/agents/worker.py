@@ -184,7 +184,12 @@ class Worker:
     @contextlib.asynccontextmanager
     async def agent(self, id: str, change: Preparation | None = None) -> AsyncGenerator[RunningOpenCode, None]:
         """The agent of a sandbox, woken and started if need be, held awake for as long as this is."""
-        await self._require(id)
+        info = await self._require(id)
+        if change is not None and (lacking := sorted({*change.toolboxes} - {*info.toolboxes})):
+            raise ConflictError(
+                f"Sandbox {shown_id(id)!r} was made without {', '.join(lacking)}, which tools and plugins need.",
+                hint="Make it with such a configuration, or offer tools as an MCP server.",
+            )
         shift = self._shifts.setdefault(id, Shift())
         async with self._held(id) as runtime:
 
