@@ -42,7 +42,7 @@ from skerry.agents.opencode.running import RunningOpenCode
 from skerry.agents.opencode.turn import message_id
 from skerry.agents.placing import differing, put_back
 from skerry.agents.shift import Shift
-from skerry.control.actor import SERVER, caller
+from skerry.control.actor import SERVER, caller, own_id
 from skerry.control.egress import Displaced
 from skerry.control.inquiry import inquiry
 from skerry.control.registry import Registry
@@ -68,6 +68,7 @@ from skerry.models import (
     State,
     StoredWorkspace,
     SyncRequest,
+    UpdateSandbox,
     shown_id,
 )
 from skerry.runtime.runtime import Runtime
@@ -75,6 +76,8 @@ from skerry.runtime.runtime import Runtime
 log = structlog.get_logger(__name__)
 
 AGENT = "agent"
+UNFINISHED = "unfinished"
+"""In place of the agent's name, until the sandbox has all that it was to have."""
 USER = "userId"
 TITLE = "Agent Task"
 _STATUS = {
@@ -104,6 +107,7 @@ class Worker:
         self._registry = registry
         self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._shifts: WeakValueDictionary[str, Shift] = WeakValueDictionary()
+        self._makings: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._returns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._settings: WeakKeyDictionary[Runtime, Mapping[str, str]] = WeakKeyDictionary()
         """What a message has brought of them: an agent that has ended is started again with it."""
@@ -114,30 +118,41 @@ class Worker:
         """A sandbox with its repository and its agent running; all of it, or nothing and an error."""
         preparation = self._prepare(request.config)
         self._note_user(request.user_id)
-        made = await self._registry.create(
-            CreateSandbox(
-                id=request.id,
-                provider=request.provider,
-                image=request.image,
-                env=dict(preparation.setup.env),
-                labels={AGENT: OPENCODE.name, **({USER: request.user_id} if request.user_id else {})},
-                limits=request.limits,
-                egress=request.egress,
-                secrets=preparation.secrets,
-                toolboxes=list(preparation.toolboxes),
+        id = own_id(request.id or f"sandbox-{int(time.time())}-{secrets.token_hex(4)}")
+        labels = {AGENT: OPENCODE.name, **({USER: request.user_id} if request.user_id else {})}
+        async with self._makings.setdefault(id, asyncio.Lock()):
+            await self._clear_away(id)
+            made = await self._registry.create(
+                CreateSandbox(
+                    id=shown_id(id),
+                    provider=request.provider,
+                    image=request.image,
+                    env=dict(preparation.setup.env),
+                    labels={**labels, AGENT: UNFINISHED},
+                    limits=request.limits,
+                    egress=request.egress,
+                    secrets=preparation.secrets,
+                    toolboxes=list(preparation.toolboxes),
+                )
             )
-        )
-        try:
-            async with self._registry.use(made.id) as runtime:
-                if request.git_url is not None:
-                    clone = GitClone(repo_url=request.git_url, branch=request.git_branch, target_dir=DIRECTORY)
-                    await runtime.git.clone(clone)
-                agent = await OPENCODE.start(runtime, preparation.setup)
-                await agent.check()
-        except BaseException:
-            await self._registry.destroy(made.id)
-            raise
+            try:
+                async with self._registry.use(made.id) as runtime:
+                    if request.git_url is not None:
+                        clone = GitClone(repo_url=request.git_url, branch=request.git_branch, target_dir=DIRECTORY)
+                        await runtime.git.clone(clone)
+                    agent = await OPENCODE.start(runtime, preparation.setup)
+                    await agent.check()
+                await self._registry.update(made.id, UpdateSandbox(labels=labels))
+            except BaseException:
+                await self._registry.destroy(made.id)
+                raise
         return await self.get(made.id)
+
+    async def _clear_away(self, id: str) -> None:
+        """What is left of one whose server was killed while it made it."""
+        with contextlib.suppress(SandboxNotFoundError):
+            if (await self._registry.get(id)).labels.get(AGENT) == UNFINISHED:
+                await self._registry.destroy(id)
 
     async def get(self, id: str) -> WorkerInfo:
         """What is true now; looking wakes nothing."""
@@ -169,7 +184,7 @@ class Worker:
         request = request or SyncRequest(dir=DIRECTORY, bucket=self._registry.settings.worker_bucket)
         if "dir" not in request.model_fields_set:
             request = request.model_copy(update={"dir": DIRECTORY})
-        await self._require(id)
+        await self._require_whole(id)
         async with self._held(id) as runtime:
             done = await self._registry.workspaces.sync(runtime, id, request)
         return WorkerSync(**done.model_dump(), success=done.ok)
@@ -184,7 +199,7 @@ class Worker:
     @contextlib.asynccontextmanager
     async def agent(self, id: str, change: Preparation | None = None) -> AsyncGenerator[RunningOpenCode, None]:
         """The agent of a sandbox, woken and started if need be, held awake for as long as this is."""
-        info = await self._require(id)
+        info = await self._require_whole(id)
         if change is not None and (lacking := sorted({*change.toolboxes} - {*info.toolboxes})):
             raise ConflictError(
                 f"Sandbox {shown_id(id)!r} was made without {', '.join(lacking)}, which tools and plugins need.",
@@ -402,6 +417,19 @@ class Worker:
         self._note_user(info.labels.get(USER))
         return info
 
+    async def _require_whole(self, id: str) -> SandboxInfo:
+        info = await self._require(id)
+        if info.labels.get(AGENT) == UNFINISHED:
+            why = "is still being made" if self._being_made(info.id) else "was not finished: its server ended before"
+            raise ConflictError(
+                f"Sandbox {shown_id(info.id)!r} {why}.", hint="POST /sandbox makes it, DELETE takes it away."
+            )
+        return info
+
+    def _being_made(self, id: str) -> bool:
+        lock = self._makings.get(id)
+        return lock is not None and lock.locked()
+
     def _note_user(self, user: str | None) -> None:
         """Log lines of the request say whom its sandbox is for."""
         if user is not None and (asked := inquiry.get()) is not None:
@@ -409,11 +437,14 @@ class Worker:
 
     async def _described(self, info: SandboxInfo) -> WorkerInfo:
         runtime, stored = self._registry.look(info.id), await self._stored(info.id)
+        agent, status = info.labels.get(AGENT, OPENCODE.name), _STATUS[info.state]
+        if agent == UNFINISHED:
+            agent, status = OPENCODE.name, "starting" if self._being_made(info.id) else "error"
         return WorkerInfo.model_validate(
             {
                 "sandbox_id": info.id,
-                "status": _STATUS[info.state],
-                "agent": info.labels.get(AGENT, OPENCODE.name),
+                "status": status,
+                "agent": agent,
                 "agent_running": runtime is not None and OPENCODE.running(runtime) is not None,
                 "has_workspace": stored is not None and _of_this_one(stored, info),
                 "user_id": info.labels.get(USER),
