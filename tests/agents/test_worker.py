@@ -486,8 +486,12 @@ async def test_what_a_message_has_brought_outlives_what_is_refused_and_the_agent
     other = {**settings_of(model), "model": "scripted/scripted-2"}
     await http.post(f"/sandbox/{pod}/message", json={"message": "hi", "config": other})
     wrong = {**config(model, key="not-the-key"), "permission": "sometimes"}
+    model.when("in two steps", call("bash", command="sleep 1", description="x"), say("both"))
+    working = asyncio.create_task(http.post(f"/sandbox/{pod}/message", json={"message": "in two steps"}))
+    await asyncio.to_thread(model.wait_until_asked, "in two steps")
     refused = await http.post(f"/sandbox/{pod}/message", json={"message": "hi", "config": wrong})
     assert (refused.status_code, refused.json()["error"]["code"]) == (400, "agent_config_invalid")
+    assert (await working).json().get("response") == "both", "what was under way keeps its key"
     assert await answered_by() == "scripted-2", "the settings of before, and the key"
     await http.post(f"/v1/sandboxes/{pod}/exec", json={"command": KILL})
     assert await answered_by() == "scripted-2"

@@ -219,22 +219,13 @@ class Worker:
 
     async def _changed(self, id: str, runtime: Runtime, change: Preparation, shift: Shift) -> RunningOpenCode:
         """The agent with these settings, files and keys, or those of before and an error."""
-        displaced: Displaced = {}
-        if change.secrets:
-            with _nothing_made():
-                displaced = await self._registry.add_secrets(id, change.secrets)
-        try:
-            return await self._begun_anew(runtime, change.setup, shift)
-        except BaseException:
-            if displaced:
-                await self._registry.put_back_secrets(id, displaced)
-            raise
-
-    async def _begun_anew(self, runtime: Runtime, setup: Setup, shift: Shift) -> RunningOpenCode:
+        setup = change.setup
         running, before = OPENCODE.running(runtime), await differing(runtime, setup)
         if running is not None and running.started_with == dict(setup.env) and not before:
+            await self._add_secrets(id, change)
             return running
-        await shift.alone()  # what others have asked it for would die with it
+        await shift.alone()  # what others have asked it for would die with it, or be done with a key that is refused
+        displaced = await self._add_secrets(id, change)
         try:
             if (running := OPENCODE.running(runtime)) is not None:
                 await running.stop()
@@ -244,9 +235,15 @@ class Worker:
             if (running := OPENCODE.running(runtime)) is not None:
                 await running.stop()
             await put_back(runtime, before)
+            if displaced:
+                await self._registry.put_back_secrets(id, displaced)
             raise
         self._settings[runtime] = setup.env
         return agent
+
+    async def _add_secrets(self, id: str, change: Preparation) -> Displaced:
+        with _nothing_made():
+            return await self._registry.add_secrets(id, change.secrets) if change.secrets else {}
 
     @contextlib.asynccontextmanager
     async def _held(self, id: str) -> AsyncGenerator[Runtime, None]:
