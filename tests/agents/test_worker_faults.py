@@ -78,12 +78,13 @@ async def test_one_that_a_killed_server_did_not_finish_passes_for_none(tmp_path:
         first = ServerProcess(tmp_path, **settings)
         async with httpx.AsyncClient(base_url=first.url, timeout=60) as http:
             asked = asyncio.create_task(http.post("/sandbox", json={**wanted, "gitUrl": address}))
-            await asyncio.to_thread(silent.accept)
+            connection, _ = await asyncio.to_thread(silent.accept)
             assert (await http.get("/sandbox/pod")).json()["status"] == "starting"
             assert (await http.post("/sandbox/pod/message", json={"message": "hi"})).status_code == 409
             first.stop(signal.SIGKILL)
             with pytest.raises(httpx.TransportError):
                 await asked
+            connection.close()
     second = ServerProcess(tmp_path, **settings)
     async with httpx.AsyncClient(base_url=second.url, timeout=60) as http:
         assert (await http.get("/sandbox/pod")).json()["status"] == "error"
