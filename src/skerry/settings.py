@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Literal
 from urllib.parse import urlsplit
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from skerry.limits import parse_limits, parse_size
 from skerry.models import Limits
@@ -49,8 +49,17 @@ def default_cache() -> Path | None:
     return Path(base) / "skerry" if os.path.isabs(base) else None
 
 
+def unusable(error: ValidationError, environ: Mapping[str, str] = os.environ) -> str:
+    """What is wrong with the settings, by the name that the variable was given by."""
+    first = error.errors(include_input=False, include_url=False)[0]
+    field = str(first["loc"][0])
+    names = (f"SKERRY_{field.upper()}", *_ALSO.get(field, ()))
+    name = next((each for each in names if environ.get(each)), names[0])
+    return f"{name} cannot be used: {first['msg'].removeprefix('Value error, ')}."
+
+
 class Settings(BaseModel):
-    model_config = ConfigDict(frozen=True)
+    model_config = ConfigDict(frozen=True, hide_input_in_errors=True)  # some of it is secret
 
     home: Path = Field(default_factory=default_home)
     cache: Path | None = Field(default_factory=default_cache)

@@ -70,6 +70,15 @@ def test_a_key_among_the_headers_is_a_key() -> None:
     claude = prepare("claude-code", {"provider": {"anthropic": {"options": options}}})
     assert claude.secrets["api.anthropic.com"].header == "Authorization"
     assert claude.setup.env == {"ANTHROPIC_AUTH_TOKEN": PLACEHOLDER, "ANTHROPIC_CUSTOM_HEADERS": "x-team: tide"}
+    given = {"provider": {"anthropic": {"options": {"authToken": SECRET}}}}
+    made = prepare("opencode", given)
+    secret = made.secrets["api.anthropic.com"]
+    assert secret.value is not None
+    assert (secret.header, secret.value.get_secret_value()) == ("Authorization", f"Bearer {SECRET}")
+    assert settings(made)["provider"]["anthropic"]["options"] == {"headers": {}, "authToken": PLACEHOLDER}
+    assert prepare("claude-code", given).setup.env == {"ANTHROPIC_AUTH_TOKEN": PLACEHOLDER}
+    shown = {"provider": settings(made)["provider"], "auth": {"anthropic": {"type": "api", "key": SECRET}}}
+    assert prepare("opencode", shown).secrets["api.anthropic.com"].header == "x-api-key", "what is shown is no key"
 
 
 def test_tokens_are_refreshed_outside() -> None:
@@ -128,6 +137,11 @@ def test_nothing_is_asked_or_shared_unless_the_configuration_says_so() -> None:
     plain = settings(prepare("opencode", {"share": "auto", "autoupdate": True}))
     assert (plain["share"], plain["autoupdate"], plain["permission"]["*"]) == ("disabled", False, "allow")
     assert settings(prepare("opencode", {"permission": {"bash": "ask"}}))["permission"] == {"bash": "ask"}
+
+
+@pytest.mark.parametrize("wrong", ["yes", ["yes"]])
+def test_what_opencode_does_not_take_is_passed_on_for_it_to_say_so(wrong: Any) -> None:
+    assert settings(prepare("opencode", {"experimental": wrong}))["experimental"] == wrong
 
 
 @pytest.mark.parametrize(
@@ -204,6 +218,12 @@ def test_claude_code_is_given_the_mcp_servers_that_are_enabled() -> None:
         {"provider": {"mine": {"options": {"baseURL": "https://x", "headers": {"api-key": SECRET, "X-Api-Key": "y"}}}}},
         {"provider": {"mine": {"options": {"baseURL": "https://x", "apiKey": "y", "headers": {"api-key": SECRET}}}}},
         {"provider": {name: {"options": {"baseURL": "https://x", "apiKey": SECRET + name}} for name in ("a", "b")}},
+        {"provider": {"mine": {"options": {"baseURL": f"https://me:{SECRET}@models.example.com/v1"}}}},
+        {"provider": {"mine": {"options": {"baseURL": "https://x", "authToken": [SECRET]}}}},
+        {"provider": {"amazon-bedrock": {"options": {"accessKeyId": "id", "secretAccessKey": SECRET}}}},
+        {"provider": {"google-vertex": {"options": {"googleAuthOptions": {"credentials": {"private_key": SECRET}}}}}},
+        {"mcp": {"far": {"type": "remote", "url": f"https://{SECRET}@mcp.example.com/"}}},
+        {"agent": {"long": {"prompt": SECRET * 10_000}}},
         {"auth": {"anthropic": {"type": "api"}}},
         {"auth": {"anthropic": {"type": "api", "key": SECRET, "kee": SECRET}}},
     ],

@@ -15,6 +15,7 @@ from skerry.agents.contract import Prompt
 from skerry.agents.opencode.agent import OpenCode
 from skerry.agents.opencode.running import RunningOpenCode
 from skerry.control.registry import Registry
+from skerry.errors import AgentUnreadyError
 from skerry.models import ExecRequest, SetEgress
 from skerry.runtime.runtime import Runtime
 from tests.agents.conftest import HOST, KEY, PLACEHOLDER, opencode_setup, sandbox_request, setup_of
@@ -257,3 +258,14 @@ async def test_one_that_is_killed_ends_its_prompt_and_can_be_started_again(desk:
     assert events[-1].success, "sessions are kept in files"
     await again.stop()
     assert not again.alive
+
+
+async def test_one_that_is_ended_while_it_starts_says_by_what(agency: Registry, model: Model) -> None:
+    info = await agency.create(sandbox_request(model))
+    async with agency.use(info.id) as runtime:
+        starting = asyncio.ensure_future(OpenCode().start(runtime, opencode_setup(model)))
+        until = "until pkill -KILL opencode; do sleep 0.02; done"
+        await runtime.exec(ExecRequest(command=until, session=None, timeout=20_000))
+        with pytest.raises(AgentUnreadyError, match="SIGKILL"):
+            await starting
+    await agency.destroy(info.id)

@@ -20,7 +20,7 @@ import websockets
 from skerry.agents.models import WorkerCreate, WorkerMessage
 from skerry.agents.worker import Worker as Service
 from skerry.control.registry import Registry
-from skerry.errors import FilesMissingError, ProviderError, SandboxNotFoundError
+from skerry.errors import AgentSessionNotFoundError, FilesMissingError, ProviderError, SandboxNotFoundError, SkerryError
 from skerry.models import EgressPolicy, SleepSandbox, StartSandbox
 from skerry.providers.cloudflare.worker import Worker
 from skerry.settings import Settings
@@ -130,6 +130,18 @@ async def test_a_message_may_be_heard_as_it_is_answered(pod: str, http: httpx.As
     assert events[-1]["tokens"]["input"] == 22
 
 
+async def test_half_an_emoji_is_told_as_what_it_is_and_spoils_no_answer(
+    pod: str, http: httpx.AsyncClient, model: Model
+) -> None:
+    made = call("bash", command="true", description="cut \ud83d")
+    model.when("half", made, say("smile \ud83d and \ud83d\ude00"))
+    for stream in (False, True):
+        answer = await http.post(f"/sandbox/{pod}/message", json={"message": "half", "stream": stream})
+        assert (answer.status_code, "internal_error" in answer.text) == (200, False), answer.text
+        done = json.loads(answer.text.strip().rpartition("data: ")[2])
+        assert done["response"] == "smile \ufffd and \U0001f600"
+
+
 async def test_a_long_answer_is_not_told_again_with_every_word(pod: str, http: httpx.AsyncClient, model: Model) -> None:
     text = " ".join(f"word-{number}" for number in range(3000))
     model.when("at length", say(text))
@@ -177,11 +189,15 @@ async def test_a_model_is_named_in_either_way_and_one_that_is_nobodys_is_refused
 
 
 @pytest.mark.parametrize("session", ["ses_nobody", "", "nobody", "../../global/dispose", "ses_\u00e9"])
-async def test_a_session_that_is_not_there_is_not_found(pod: str, http: httpx.AsyncClient, session: str) -> None:
+async def test_a_session_that_is_not_there_is_not_found(
+    pod: str, http: httpx.AsyncClient, worker: Worker, session: str
+) -> None:
     for stream in (False, True):
         body = {"message": "hi", "sessionId": session, "stream": stream}
         answer = await http.post(f"/sandbox/{pod}/message", json=body)
         assert (answer.status_code, answer.json()["error"]["code"]) == (404, "agent_session_not_found")
+    with pytest.raises(AgentSessionNotFoundError):
+        await worker.message(pod, "hi", session=session)
 
 
 async def test_opencodes_own_api_is_behind_the_proxy(pod: str, http: httpx.AsyncClient, model: Model) -> None:
@@ -217,7 +233,14 @@ async def test_a_key_that_opencode_is_given_stays_outside(pod: str, http: httpx.
     assert key not in found.text
     assert KEY not in found.text
     assert "api.openai.com" in (await http.get(f"/v1/sandboxes/{pod}/egress")).text
+    for written in ("/auth/openai/", "//auth/openai", "/auth//openai", "/auth/open%61i", "/%61uth/openai"):
+        given = await http.put(f"/sandbox/{pod}/opencode{written}", json={"type": "api", "key": key})
+        assert given.status_code == 200
+        found = await http.post(f"/v1/sandboxes/{pod}/exec", json={"command": "cat ~/.local/share/opencode/auth.json"})
+        assert key not in found.text, written
     for provider, body in (
+        ("openai;x", {"type": "api", "key": key}),
+        ("open\ufffdai", {"type": "api", "key": key}),
         ("unheard-of", {"type": "api", "key": key}),
         ("openai", {"type": "oauth", "refresh": key, "access": key, "expires": 1}),
         ("openai", {"type": "api"}),
@@ -239,6 +262,15 @@ async def test_websockets_pass_to_opencodes_terminals(pod: str, http: httpx.Asyn
         while "echoed" not in said:
             piece = await asyncio.wait_for(socket.recv(), 20)
             said += piece if isinstance(piece, str) else piece.decode(errors="replace")
+    for place, code, reason in (
+        (f"{pod}/opencode/pty/pty_nobody", 4502, "agent_failed"),
+        ("nobody/opencode/pty/x", 4404, "sandbox_not_found"),
+    ):
+        url = f"{served.url.replace('http', 'ws')}/sandbox/{place}/connect"
+        async with websockets.connect(url, additional_headers=headers, proxy=None) as socket:
+            with pytest.raises(websockets.ConnectionClosedError):
+                await asyncio.wait_for(socket.recv(), 20)
+            assert (socket.close_code, socket.close_reason) == (code, reason)
     async with websockets.connect(url, proxy=None) as stranger:
         with pytest.raises(websockets.ConnectionClosedError):
             await stranger.recv()
@@ -368,6 +400,41 @@ async def test_one_whose_files_are_gone_gets_them_back_from_its_bucket(agency: R
     await service.delete(id)
 
 
+async def test_what_a_bucket_would_not_delete_is_deleted_when_asked_again(agency: Registry, model: Model) -> None:
+    service = Service(agency)
+    id = (await service.create(WorkerCreate(id="left", config=settings_of(model)))).sandbox_id
+    async with agency.use(id) as runtime:
+        await runtime.files.write("/home/user/workspace/a.txt", b"mine")
+    assert (await service.sync(id)).synced_files == 1
+    buckets, away = agency.settings.home / "buckets", agency.settings.home / "away"
+    buckets.rename(away)
+    buckets.write_bytes(b"")
+    with pytest.raises(SkerryError):
+        await service.delete(id)
+    buckets.unlink()
+    away.rename(buckets)
+    assert (await service.delete(id)).files == 1
+    with pytest.raises(SandboxNotFoundError):
+        await service.delete(id)
+
+
+async def test_what_is_left_of_another_of_that_name_is_not_brought_back(agency: Registry, model: Model) -> None:
+    service = Service(agency)
+    request = WorkerCreate(id="again", config=settings_of(model))
+    id = (await service.create(request)).sandbox_id
+    async with agency.use(id) as runtime:
+        await runtime.files.write("/home/user/workspace/a.txt", b"somebody's")
+    await service.sync(id)
+    assert (await service.get(id)).has_workspace
+    await agency.destroy(id)
+    assert not (await service.create(request)).has_workspace
+    await agency.sleep(id, SleepSandbox())
+    await agency.provider.forget(id)
+    with pytest.raises(FilesMissingError):
+        await service.wake(id)
+    assert (await service.delete(id)).files == 1
+
+
 WRONG = {
     "settings": {"permission": "sometimes"},
     "a file": {"files": [{"type": "agent", "name": "odd", "content": "---\nmode: 7\n---\nBe odd."}]},
@@ -385,8 +452,51 @@ async def test_what_opencode_does_not_take_is_refused_and_harms_nothing(
     body = {"message": "hi", "config": {**settings_of(model), **wrong}}
     refused = await http.post(f"/sandbox/{pod}/message", json=body)
     assert (refused.status_code, refused.json()["error"]["code"]) == (400, "agent_config_invalid")
+    with pytest.raises(ProviderError, match=r"\(HTTP 400\): OpenCode does not take"):
+        await worker.create("pod-3", config=wrong)
     assert "mode" in refused.json()["error"]["message"] or "permission" in refused.json()["error"]["message"]
     assert (await worker.message(pod, "still there?")).response == "ok"
+
+
+async def test_tools_for_a_sandbox_that_cannot_run_them_are_refused_and_its_agent_goes_on(
+    pod: str, http: httpx.AsyncClient, model: Model
+) -> None:
+    async def running() -> list[str]:
+        found = (await http.get(f"/v1/sandboxes/{pod}/processes")).json()["processes"]
+        return [each["id"] for each in found if each["status"] == "running"]
+
+    await http.post(f"/sandbox/{pod}/wake")
+    before = await running()
+    tool = {"type": "tool", "name": "adder", "extension": "ts", "content": "export default {}"}
+    body = {"message": "hi", "config": {**settings_of(model), "files": [tool]}}
+    refused = await http.post(f"/sandbox/{pod}/message", json=body)
+    assert (refused.status_code, refused.json()["error"]["code"]) == (409, "conflict"), refused.text
+    assert "opencode-plugin" in refused.json()["error"]["message"]
+    assert await running() == before
+
+
+async def test_what_a_message_has_brought_outlives_what_is_refused_and_the_agent(
+    pod: str, http: httpx.AsyncClient, worker: Worker, model: Model
+) -> None:
+    async def answered_by() -> str:
+        model.asked.clear()
+        assert (await worker.message(pod, "who is it?")).response == "ok"
+        return str(model.wait_until_asked("who is it?").body["model"])
+
+    other = {**settings_of(model), "model": "scripted/scripted-2"}
+    await http.post(f"/sandbox/{pod}/message", json={"message": "hi", "config": other})
+    wrong = {**config(model, key="not-the-key"), "permission": "sometimes"}
+    model.when("in two steps", call("bash", command="sleep 1", description="x"), say("both"))
+    working = asyncio.create_task(http.post(f"/sandbox/{pod}/message", json={"message": "in two steps"}))
+    await asyncio.to_thread(model.wait_until_asked, "in two steps")
+    refused = await http.post(f"/sandbox/{pod}/message", json={"message": "hi", "config": wrong})
+    assert (refused.status_code, refused.json()["error"]["code"]) == (400, "agent_config_invalid")
+    assert (await working).json().get("response") == "both", "what was under way keeps its key"
+    assert await answered_by() == "scripted-2", "the settings of before, and the key"
+    await http.post(f"/v1/sandboxes/{pod}/exec", json={"command": KILL})
+    assert await answered_by() == "scripted-2"
+    await http.post(f"/sandbox/{pod}/message", json={"message": "hi", "config": settings_of(model)})
+    assert await answered_by() == "scripted-1"
 
 
 async def test_a_message_may_bring_other_files_and_waits_for_those_at_work(

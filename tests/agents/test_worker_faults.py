@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -66,3 +67,32 @@ async def _goes_on(second: ServerProcess, model: Model, session: str, agentpod: 
         assert {each.sandbox for each in agentpod.received} == {"pod"}
     finally:
         assert second.stop() == 0
+
+
+async def test_one_that_a_killed_server_did_not_finish_passes_for_none(tmp_path: Path, model: Model) -> None:
+    """Its repository is not there, or half of it is: whoever sent a message would have it worked on."""
+    settings: dict[str, Any] = {"egress": ["registries", HOST]}
+    with socket.create_server((HOST, 0)) as silent:
+        address = f"http://{HOST}:{silent.getsockname()[1]}/repository.git"
+        wanted = {"id": "pod", "config": config(model, key=KEY)}
+        first = ServerProcess(tmp_path, **settings)
+        async with httpx.AsyncClient(base_url=first.url, timeout=60) as http:
+            asked = asyncio.create_task(http.post("/sandbox", json={**wanted, "gitUrl": address}))
+            connection, _ = await asyncio.to_thread(silent.accept)
+            assert (await http.get("/sandbox/pod")).json()["status"] == "starting"
+            assert (await http.post("/sandbox/pod/message", json={"message": "hi"})).status_code == 409
+            first.stop(signal.SIGKILL)
+            with pytest.raises(httpx.TransportError):
+                await asked
+            connection.close()
+    second = ServerProcess(tmp_path, **settings)
+    async with httpx.AsyncClient(base_url=second.url, timeout=60) as http:
+        assert (await http.get("/sandbox/pod")).json()["status"] == "error"
+        for path in ("message", "sync", "wake", "opencode/session"):
+            refused = await http.post(f"/sandbox/pod/{path}", json={"message": "hi"} if path == "message" else {})
+            assert (refused.status_code, refused.json()["error"]["code"]) == (409, "conflict"), path
+        assert (await http.post("/sandbox", json=wanted)).status_code == 200
+        assert (await http.get("/sandbox/pod")).json()["status"] == "running"
+        assert (await http.post("/sandbox/pod/message", json={"message": "hi"})).json()["response"] == "ok"
+        assert (await http.post("/sandbox", json=wanted)).status_code == 409
+    assert second.stop() == 0

@@ -26,6 +26,21 @@ def test_run_passes_on_output_and_exit_code(skerry: Skerry) -> None:
     assert skerry("ls").stdout == b""
 
 
+@pytest.mark.parametrize("command", [["providers"], ["run", "--", "true"]])
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [("SANDBOX_BACKEND", "fly.io"), ("SKERRY_SERVICE_SECRET", "a-secret"), ("SKERRY_HOSTS", "a/b")],
+)
+def test_a_setting_that_cannot_be_used_is_told_by_its_name_and_not_its_value(
+    environment: dict[str, str], command: list[str], variable: str, value: str
+) -> None:
+    done = warm.run(RUN, *command, env={**environment, variable: value}, timeout=100)
+    assert (done.returncode, done.stdout) == (1, b"")
+    (line,) = done.stderr.decode().splitlines()
+    assert line.startswith(f"error: {variable} cannot be used: ")
+    assert value not in line
+
+
 def test_one_word_is_read_by_a_shell(skerry: Skerry) -> None:
     assert skerry("run", "-e", "A=b", "-w", "/tmp", "echo $A $PWD | tr a-z A-Z").stdout == b"B /TMP\n"
 

@@ -290,6 +290,9 @@ async def test_bad_input_is_refused_before_anything_runs(runtime: Runtime, sh: S
     for name in ("1A", "A B", "A=B", ""):
         with pytest.raises(InvalidRequestError):
             await sh("true", env={name: "x"})
+    with pytest.raises(InvalidRequestError, match="128 KiB"):
+        await sh("true", env={"A": "x" * ((128 << 10) - 2)})
+    assert (await sh("/bin/true", env={"A": "x" * ((128 << 10) - 3)})).exit_code == 0
     with pytest.raises(InvalidRequestError, match="NUL"):
         await sh("echo a\0b")
     with pytest.raises(InvalidRequestError, match="base64"):

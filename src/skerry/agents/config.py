@@ -23,11 +23,16 @@ from skerry.agents.models import AgentConfig, Credential
 from skerry.agents.providers import PROVIDERS, ModelProvider, speaks_like
 from skerry.errors import InvalidRequestError
 from skerry.models import OAuthGrant, Secret, Secrets
+from skerry.runtime.environment import LONGEST
 from skerry.settings import Settings
 
 PLACEHOLDER = "skerry-placeholder"
 HOME = "/root"
+SETTINGS = "OPENCODE_CONFIG_CONTENT"
 _AUTHENTICATING = ("authorization", "x-api-key", "api-key", "x-auth-token", "x-goog-api-key", "private-token")
+_SIGNING = ("secretAccessKey", "sessionToken", "googleAuthOptions", "serviceKey")
+"""What is never shown to a provider, but used inside to sign what is asked of it."""
+_PASSWORD = re.compile(r"[^/?#]*//[^/?#]*@")
 _VARIABLE = re.compile(r"([^{}]*)\{(env|file):([^{}]*)\}([^{}]*)")
 _NEEDS_PACKAGES = ("tool", "plugin")
 _ALLOWED = {"*": "allow", "question": "deny"}
@@ -94,7 +99,7 @@ def _opencode(config: AgentConfig, directory: str, has: Environment) -> Preparat
     providers: dict[str, Any] = {}
     for id in _wanted(config):
         given = dict(config.provider.get(id) or {})
-        options = _options(given)
+        options = _options(id, given)
         kind = speaks_like(id, given.get("npm"))
         credential = _credential(config, id, options.pop("apiKey", None))
         secret = _secret(id, kind, credential, options)
@@ -106,11 +111,17 @@ def _opencode(config: AgentConfig, directory: str, has: Environment) -> Preparat
             options |= _shown(options, kind, secret, credential)
         if options or given:
             providers[id] = {**given, "options": options}
-    mcp = {name: _mcp(server, secrets, has) for name, server in config.mcp.items()}
+    mcp = {name: _mcp(name, server, secrets, has) for name, server in config.mcp.items()}
     settings = {"permission": _ALLOWED, **_denied_goes_on(config.settings), "share": "disabled", "autoupdate": False}
     for name, value in (("provider", providers), ("model", config.model), ("mcp", mcp)):
         if value:
             settings[name] = value
+    written = json.dumps(settings)
+    if len(f"{SETTINGS}={written}") > LONGEST:
+        raise InvalidRequestError(
+            "The settings of OpenCode are longer than the 128 KiB that a program can be given.",
+            hint="Give the prompts of agents and commands as `files`, and what all are to be told as `agents_md`.",
+        )
     place = f"{HOME}/.config/opencode"
     files = {f"{place}/{file.type}/{_file_name(file.name, file.extension)}": file.content for file in config.files}
     if config.agents_md is not None:
@@ -121,7 +132,7 @@ def _opencode(config: AgentConfig, directory: str, has: Environment) -> Preparat
     setup = Setup(
         directory=directory,
         files={path: content.encode() for path, content in files.items()},
-        env={"OPENCODE_CONFIG_CONTENT": json.dumps(settings)},
+        env={SETTINGS: written},
         model=config.model,
     )
     return Preparation(setup, secrets, tuple(toolboxes), () if config.model is None else tuple(_wanted(config)))
@@ -157,6 +168,8 @@ def _denied_goes_on(settings: Mapping[str, Any]) -> dict[str, Any]:
     """An agent that is denied something is told so and goes on, as others do, unless the configuration wants it to
     stop there, without a word.
     """
+    if not isinstance(settings.get("experimental") or {}, Mapping):
+        return dict(settings)  # OpenCode says what is wrong with it
     return {**settings, "experimental": {"continue_loop_on_deny": True, **(settings.get("experimental") or {})}}
 
 
@@ -167,14 +180,33 @@ def _wanted(config: AgentConfig) -> list[str]:
     return list(dict.fromkeys([*config.provider, *config.auth, *named]))
 
 
-def _options(given: Mapping[str, Any]) -> dict[str, Any]:
+def _options(id: str, given: Mapping[str, Any]) -> dict[str, Any]:
     options = given.get("options") or {}
     if not isinstance(options, Mapping):
         raise InvalidRequestError("The options of a provider are not an object.")
     found = {name: value for name, value in options.items() if value is not None}
     if "baseUrl" in found:
         found.setdefault("baseURL", found.pop("baseUrl"))
+    _check_address(id, found.get("baseURL"))
+    if signing := [name for name in _SIGNING if name in found]:
+        raise InvalidRequestError(
+            f"The {signing[0]} of {id} would be inside of the sandbox, where it signs what the model is asked.",
+            hint="Give a key that is shown as it is, and the `baseURL` that it is for.",
+        )
+    # Anthropic's package has a word of its own for this header.
+    if (token := found.pop("authToken", None)) not in (None, PLACEHOLDER):
+        if not isinstance(token, str) or not isinstance(found.setdefault("headers", {}), Mapping):
+            raise InvalidRequestError(f"The authToken of {id} is no text, or its headers are no object.")
+        found["headers"] = {**found["headers"], "Authorization": f"Bearer {token}"}
     return found
+
+
+def _check_address(id: str, url: object) -> None:
+    if isinstance(url, str) and _PASSWORD.match(url):
+        raise InvalidRequestError(
+            f"The address of {id} has a user or a password in it, which would be inside of the sandbox.",
+            hint="Give it as an `Authorization` header.",
+        )
 
 
 # -- Claude Code -------------------------------------------------------------------------------------------------------
@@ -182,7 +214,7 @@ def _options(given: Mapping[str, Any]) -> dict[str, Any]:
 
 def _claude(config: AgentConfig, directory: str, has: Environment) -> Preparation:
     kind = PROVIDERS["anthropic"]
-    options = _options(config.provider.get("anthropic") or {})
+    options = _options("anthropic", config.provider.get("anthropic") or {})
     url = options.get("baseURL")
     credential = _credential(config, "anthropic", options.get("apiKey"))
     secret = _secret("anthropic", kind, credential, options)
@@ -217,7 +249,7 @@ def _claude(config: AgentConfig, directory: str, has: Environment) -> Preparatio
         files[f"{place}/CLAUDE.md"] = config.agents_md
     wanted = {name: server for name, server in config.mcp.items() if server.get("enabled", True)}
     if wanted:
-        servers = {name: _claude_mcp(name, _mcp(server, secrets, has)) for name, server in wanted.items()}
+        servers = {name: _claude_mcp(name, _mcp(name, server, secrets, has)) for name, server in wanted.items()}
         files[f"{HOME}/{SERVERS}"] = json.dumps({"mcpServers": servers})
     model = None if config.model is None else config.model.removeprefix("anthropic/")
     permissions = rules(config.settings.get("permission") or {}, wanted)
@@ -335,9 +367,10 @@ def _taken(about: dict[str, Any]) -> Secret | None:
     return Secret(value=SecretStr(headers[found[0]]), header=found[0]) if found else None
 
 
-def _mcp(server: Mapping[str, Any], secrets: Secrets, has: Environment) -> dict[str, Any]:
+def _mcp(name: str, server: Mapping[str, Any], secrets: Secrets, has: Environment) -> dict[str, Any]:
     """An MCP server elsewhere is shown its key at the door, as models are."""
     kept = dict(server)
+    _check_address(name, server.get("url"))
     secret = _taken(kept)
     if secret is not None:
         host = _host("mcp", None, server.get("url"))

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import re
 import socket
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
@@ -19,7 +20,18 @@ LARGEST_ANSWER = 64 << 20
 LARGEST_LINE = 16 << 20
 CONNECT_TIMEOUT = 5.0
 
+_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
+
 Connect = Callable[[], Awaitable[socket.socket]]
+
+
+def parsed(data: bytes | bytearray) -> Any:
+    """JSON whose texts can be written again. Programs cut texts in the middle of an emoji, and half of one is none."""
+    found = json.loads(data)
+    if _SURROGATE.search(data):
+        text = json.dumps(found, ensure_ascii=False).encode("utf-16", "surrogatepass")
+        return json.loads(text.decode("utf-16", "replace"))
+    return found
 
 
 class HttpFailed(Exception):
@@ -54,7 +66,7 @@ class Http:
         if not data:
             return None
         try:
-            return json.loads(data)
+            return parsed(data)
         except ValueError:
             raise HttpFailed(
                 f"The answer to {method} {path} is no JSON.", answer.status, bytes(data[:10_000])
@@ -145,6 +157,6 @@ async def _events(answer: _Answer, path: str, silence: float) -> AsyncGenerator[
             elif not line and data:
                 whole, data = data, b""
                 with contextlib.suppress(ValueError):
-                    event = json.loads(whole)
+                    event = parsed(whole)
                     if isinstance(event, dict):
                         yield event

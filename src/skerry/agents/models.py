@@ -166,6 +166,7 @@ class WorkerCreate(Request):
     git_url: str | None = Field(None, description="A repository to clone into the directory that is worked in.")
     git_branch: str | None = None
     agent: Literal["opencode"] = "opencode"
+    provider: str | None = Field(None, max_length=40, description="Where it is; the server's own unless given.")
     image: str = "host"
     limits: Limits = Field(default_factory=Limits)
     egress: EgressMode | EgressPolicy | None = Field(None, description="The server's setting unless given.")

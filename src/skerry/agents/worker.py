@@ -11,15 +11,15 @@ import contextlib
 import json
 import secrets
 import time
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
-from weakref import WeakValueDictionary
+from weakref import WeakKeyDictionary, WeakValueDictionary
 
 import structlog
 from pydantic import ValidationError
 
-from skerry.agents.config import PLACEHOLDER, Preparation, check_model, prepare, server_variables
+from skerry.agents.config import PLACEHOLDER, SETTINGS, Preparation, check_model, prepare, server_variables
 from skerry.agents.contract import DIRECTORY, Prompt, Setup
 from skerry.agents.known import OPENCODE
 from skerry.agents.models import (
@@ -38,11 +38,12 @@ from skerry.agents.models import (
     WorkerMessage,
     WorkerSync,
 )
-from skerry.agents.opencode.running import SETTINGS, RunningOpenCode
+from skerry.agents.opencode.running import RunningOpenCode
 from skerry.agents.opencode.turn import message_id
 from skerry.agents.placing import differing, put_back
 from skerry.agents.shift import Shift
-from skerry.control.actor import SERVER, caller
+from skerry.control.actor import SERVER, caller, own_id
+from skerry.control.egress import Displaced
 from skerry.control.inquiry import inquiry
 from skerry.control.registry import Registry
 from skerry.errors import (
@@ -56,6 +57,7 @@ from skerry.errors import (
     ModelFailedError,
     ModelUnknownError,
     NotFoundError,
+    SandboxNotFoundError,
     SkerryError,
 )
 from skerry.models import (
@@ -64,7 +66,9 @@ from skerry.models import (
     KeyScope,
     SandboxInfo,
     State,
+    StoredWorkspace,
     SyncRequest,
+    UpdateSandbox,
     shown_id,
 )
 from skerry.runtime.runtime import Runtime
@@ -72,6 +76,8 @@ from skerry.runtime.runtime import Runtime
 log = structlog.get_logger(__name__)
 
 AGENT = "agent"
+UNFINISHED = "unfinished"
+"""In place of the agent's name, until the sandbox has all that it was to have."""
 USER = "userId"
 TITLE = "Agent Task"
 _STATUS = {
@@ -101,7 +107,10 @@ class Worker:
         self._registry = registry
         self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._shifts: WeakValueDictionary[str, Shift] = WeakValueDictionary()
+        self._makings: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._returns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self._settings: WeakKeyDictionary[Runtime, Mapping[str, str]] = WeakKeyDictionary()
+        """What a message has brought of them: an agent that has ended is started again with it."""
 
     # -- sandboxes -----------------------------------------------------------------------------------------------------
 
@@ -109,29 +118,41 @@ class Worker:
         """A sandbox with its repository and its agent running; all of it, or nothing and an error."""
         preparation = self._prepare(request.config)
         self._note_user(request.user_id)
-        made = await self._registry.create(
-            CreateSandbox(
-                id=request.id,
-                image=request.image,
-                env=dict(preparation.setup.env),
-                labels={AGENT: OPENCODE.name, **({USER: request.user_id} if request.user_id else {})},
-                limits=request.limits,
-                egress=request.egress,
-                secrets=preparation.secrets,
-                toolboxes=list(preparation.toolboxes),
+        id = own_id(request.id or f"sandbox-{int(time.time())}-{secrets.token_hex(4)}")
+        labels = {AGENT: OPENCODE.name, **({USER: request.user_id} if request.user_id else {})}
+        async with self._makings.setdefault(id, asyncio.Lock()):
+            await self._clear_away(id)
+            made = await self._registry.create(
+                CreateSandbox(
+                    id=shown_id(id),
+                    provider=request.provider,
+                    image=request.image,
+                    env=dict(preparation.setup.env),
+                    labels={**labels, AGENT: UNFINISHED},
+                    limits=request.limits,
+                    egress=request.egress,
+                    secrets=preparation.secrets,
+                    toolboxes=list(preparation.toolboxes),
+                )
             )
-        )
-        try:
-            async with self._registry.use(made.id) as runtime:
-                if request.git_url is not None:
-                    clone = GitClone(repo_url=request.git_url, branch=request.git_branch, target_dir=DIRECTORY)
-                    await runtime.git.clone(clone)
-                agent = await OPENCODE.start(runtime, preparation.setup)
-                await agent.check()
-        except BaseException:
-            await self._registry.destroy(made.id)
-            raise
+            try:
+                async with self._registry.use(made.id) as runtime:
+                    if request.git_url is not None:
+                        clone = GitClone(repo_url=request.git_url, branch=request.git_branch, target_dir=DIRECTORY)
+                        await runtime.git.clone(clone)
+                    agent = await OPENCODE.start(runtime, preparation.setup)
+                    await agent.check()
+                await self._registry.update(made.id, UpdateSandbox(labels=labels))
+            except BaseException:
+                await self._registry.destroy(made.id)
+                raise
         return await self.get(made.id)
+
+    async def _clear_away(self, id: str) -> None:
+        """What is left of one whose server was killed while it made it."""
+        with contextlib.suppress(SandboxNotFoundError):
+            if (await self._registry.get(id)).labels.get(AGENT) == UNFINISHED:
+                await self._registry.destroy(id)
 
     async def get(self, id: str) -> WorkerInfo:
         """What is true now; looking wakes nothing."""
@@ -144,20 +165,26 @@ class Worker:
         return await self.get(id)
 
     async def delete(self, id: str) -> WorkerDeleted:
-        """The sandbox is destroyed, and what a bucket holds of its workspace deleted."""
-        await self._require(id)
-        await self._registry.destroy(id)
+        """The sandbox is destroyed, and what a bucket holds of its workspace deleted, also of one that is gone: the
+        bucket may have been away when it was."""
+        gone: SandboxNotFoundError | None = None
+        try:
+            await self._require(id)
+            await self._registry.destroy(id)
+        except SandboxNotFoundError as error:
+            gone = error
         files = 0
-        with contextlib.suppress(NotFoundError):
-            await self._registry.workspaces.get(id)
+        if await self._stored(id) is not None:
             files = await self._registry.workspaces.delete(id)
+        elif gone is not None:
+            raise gone
         return WorkerDeleted(sandbox_id=id, files=files)
 
     async def sync(self, id: str, request: SyncRequest | None = None) -> WorkerSync:
         request = request or SyncRequest(dir=DIRECTORY, bucket=self._registry.settings.worker_bucket)
         if "dir" not in request.model_fields_set:
             request = request.model_copy(update={"dir": DIRECTORY})
-        await self._require(id)
+        await self._require_whole(id)
         async with self._held(id) as runtime:
             done = await self._registry.workspaces.sync(runtime, id, request)
         return WorkerSync(**done.model_dump(), success=done.ok)
@@ -172,38 +199,51 @@ class Worker:
     @contextlib.asynccontextmanager
     async def agent(self, id: str, change: Preparation | None = None) -> AsyncGenerator[RunningOpenCode, None]:
         """The agent of a sandbox, woken and started if need be, held awake for as long as this is."""
-        await self._require(id)
+        info = await self._require_whole(id)
+        if change is not None and (lacking := sorted({*change.toolboxes} - {*info.toolboxes})):
+            raise ConflictError(
+                f"Sandbox {shown_id(id)!r} was made without {', '.join(lacking)}, which tools and plugins need.",
+                hint="Make it with such a configuration, or offer tools as an MCP server.",
+            )
         shift = self._shifts.setdefault(id, Shift())
         async with self._held(id) as runtime:
 
             async def begin() -> RunningOpenCode:
                 if change is None:
-                    return OPENCODE.running(runtime) or await OPENCODE.start(runtime, Setup())
+                    setup = Setup(env=self._settings.get(runtime, {}))
+                    return OPENCODE.running(runtime) or await OPENCODE.start(runtime, setup)
                 return await self._changed(id, runtime, change, shift)
 
             async with shift.entered(begin) as running:
                 yield running
 
     async def _changed(self, id: str, runtime: Runtime, change: Preparation, shift: Shift) -> RunningOpenCode:
-        """The agent with these settings and files, or the one of before and an error."""
-        if change.secrets:
-            with _nothing_made():
-                await self._registry.add_secrets(id, change.secrets)
-        running, before = OPENCODE.running(runtime), await differing(runtime, change.setup)
-        if running is not None and running.started_with == dict(change.setup.env) and not before:
+        """The agent with these settings, files and keys, or those of before and an error."""
+        setup = change.setup
+        running, before = OPENCODE.running(runtime), await differing(runtime, setup)
+        if running is not None and running.started_with == dict(setup.env) and not before:
+            await self._add_secrets(id, change)
             return running
-        await shift.alone()  # what others have asked it for would die with it
+        await shift.alone()  # what others have asked it for would die with it, or be done with a key that is refused
+        displaced = await self._add_secrets(id, change)
         try:
             if (running := OPENCODE.running(runtime)) is not None:
                 await running.stop()
-            agent = await OPENCODE.start(runtime, change.setup)
+            agent = await OPENCODE.start(runtime, setup)
             await agent.check()
         except BaseException:
             if (running := OPENCODE.running(runtime)) is not None:
                 await running.stop()
             await put_back(runtime, before)
+            if displaced:
+                await self._registry.put_back_secrets(id, displaced)
             raise
+        self._settings[runtime] = setup.env
         return agent
+
+    async def _add_secrets(self, id: str, change: Preparation) -> Displaced:
+        with _nothing_made():
+            return await self._registry.add_secrets(id, change.secrets) if change.secrets else {}
 
     @contextlib.asynccontextmanager
     async def _held(self, id: str) -> AsyncGenerator[Runtime, None]:
@@ -227,10 +267,9 @@ class Worker:
             return await stack.enter_async_context(self._registry.use(id))
 
     async def _bring_back(self, id: str, missing: FilesMissingError) -> None:
-        try:
-            stored = await self._registry.workspaces.get(id)
-        except NotFoundError:
-            raise missing from None
+        stored = await self._stored(id)
+        if stored is None or not _of_this_one(stored, await self._registry.get(id)):
+            raise missing
         async with self._registry.refill(id) as runtime:
             await runtime.files.mkdir(DIRECTORY, recursive=True)
             pull = SyncRequest(direction="pull", dir=DIRECTORY, bucket=stored.bucket)
@@ -375,31 +414,53 @@ class Worker:
         self._note_user(info.labels.get(USER))
         return info
 
+    async def _require_whole(self, id: str) -> SandboxInfo:
+        info = await self._require(id)
+        if info.labels.get(AGENT) == UNFINISHED:
+            why = "is still being made" if self._being_made(info.id) else "was not finished: its server ended before"
+            raise ConflictError(
+                f"Sandbox {shown_id(info.id)!r} {why}.", hint="POST /sandbox makes it, DELETE takes it away."
+            )
+        return info
+
+    def _being_made(self, id: str) -> bool:
+        lock = self._makings.get(id)
+        return lock is not None and lock.locked()
+
     def _note_user(self, user: str | None) -> None:
         """Log lines of the request say whom its sandbox is for."""
         if user is not None and (asked := inquiry.get()) is not None:
             asked.user_id = user
 
     async def _described(self, info: SandboxInfo) -> WorkerInfo:
-        runtime = self._registry.look(info.id)
-        stored = False
-        with contextlib.suppress(NotFoundError):
-            await self._registry.workspaces.get(info.id)
-            stored = True
+        runtime, stored = self._registry.look(info.id), await self._stored(info.id)
+        agent, status = info.labels.get(AGENT, OPENCODE.name), _STATUS[info.state]
+        if agent == UNFINISHED:
+            agent, status = OPENCODE.name, "starting" if self._being_made(info.id) else "error"
         return WorkerInfo.model_validate(
             {
                 "sandbox_id": info.id,
-                "status": _STATUS[info.state],
-                "agent": info.labels.get(AGENT, OPENCODE.name),
+                "status": status,
+                "agent": agent,
                 "agent_running": runtime is not None and OPENCODE.running(runtime) is not None,
-                "has_workspace": stored,
+                "has_workspace": stored is not None and _of_this_one(stored, info),
                 "user_id": info.labels.get(USER),
                 "last_active_at": info.last_active_at,
             }
         )
 
+    async def _stored(self, id: str) -> StoredWorkspace | None:
+        with contextlib.suppress(NotFoundError):
+            return await self._registry.workspaces.get(id)
+        return None
+
     def _record(self, id: str, kind: str, message: str, details: dict[str, Any], took: float | None = None) -> None:
         self._registry.history.record(id, kind, message, details=details, took=took)
+
+
+def _of_this_one(stored: StoredWorkspace, info: SandboxInfo) -> bool:
+    """What was stored before there was this sandbox is of another that had its name, and maybe for somebody else."""
+    return stored.workspace_synced_at >= info.created_at
 
 
 @contextlib.contextmanager

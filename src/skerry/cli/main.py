@@ -119,12 +119,18 @@ def run(arguments: list[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
     except Exception as error:
+        from pydantic import ValidationError
+
         from skerry.errors import SkerryError
 
         if isinstance(error, UsageError):
             return misused(error)
         if isinstance(error, SkerryError):
             complain(error.message, error.hint)
+        elif isinstance(error, ValidationError) and error.title == "Settings":
+            from skerry.settings import unusable
+
+            complain(unusable(error))
         elif isinstance(error, OSError):
             complain(f"{error.filename}: {error.strerror}." if error.filename else f"{error}.")
         elif os.environ.get("SKERRY_DEBUG"):

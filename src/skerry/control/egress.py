@@ -42,6 +42,8 @@ PLACEHOLDER = "skerry-placeholder"
 _SOURCE = re.compile(r"(env):([A-Za-z_][A-Za-z0-9_]*)|(file):(/.+)\Z")
 
 Kept = dict[str, Any]
+Displaced = Mapping[str, Any]
+"""Secrets as they are kept, by host; None for a host that had none."""
 Targets = dict[tuple[str | Address, int], Addition]
 
 

@@ -18,7 +18,7 @@ from typing import Any
 import structlog
 
 from skerry.control.actor import SANDBOX, SERVER
-from skerry.control.egress import Egress, network
+from skerry.control.egress import Displaced, Egress, network
 from skerry.control.events import Events
 from skerry.control.ledger import Ledger
 from skerry.control.limits import SandboxLimits, changed
@@ -511,9 +511,15 @@ class Owner:
         if changes := self._egress.changed(self.row, request):
             await self._change_egress(changes)
 
-    async def add_secrets(self, secrets: Secrets) -> None:
-        """Beside those there are; one for the same host takes its place."""
+    async def add_secrets(self, secrets: Secrets) -> Displaced:
+        """Beside those there are; one for the same host takes its place. What was there is for ``put_back``."""
+        before = {host: self.row.secrets.get(host) for host in secrets}
         await self._change_egress(self._egress.added(self.row, secrets))
+        return before
+
+    async def put_back(self, secrets: Displaced) -> None:
+        kept = {**self.row.secrets, **secrets}
+        await self._change_egress({"secrets": {host: each for host, each in kept.items() if each is not None}})
 
     async def _change_egress(self, changes: dict[str, Any]) -> None:
         await self.update(**changes)

@@ -21,7 +21,7 @@ from skerry.control.allowances import Allowances
 from skerry.control.audit import Audit
 from skerry.control.backups import SandboxBackups
 from skerry.control.bootstrap import Bootstraps
-from skerry.control.egress import Egress
+from skerry.control.egress import Displaced, Egress
 from skerry.control.events import Events
 from skerry.control.exposures import Exposures
 from skerry.control.identity import normalise_id, parse_duration
@@ -318,7 +318,10 @@ class Registry:
 
     async def _require_toolbox(self, name: str) -> None:
         if not self.provider.capabilities().toolboxes:
-            raise UnsupportedError("The sandboxes of this server's provider cannot be shown programs of the host.")
+            raise UnsupportedError(
+                "The sandboxes of this server's provider cannot be shown programs of the host, such as agents.",
+                hint="Use a server whose provider is local or docker.",
+            )
         await self.provider.require_toolbox(name)
 
     async def get(self, id: str) -> SandboxInfo:
@@ -432,9 +435,19 @@ class Registry:
         await self._roster.change(id, lambda owner: owner.set_egress(request), make=True)
         return await self.egress(id)
 
-    async def add_secrets(self, id: str, secrets: Secrets) -> None:
-        """Beside those that a sandbox has already."""
-        await self._roster.change(id, lambda owner: owner.add_secrets(secrets), make=True)
+    async def add_secrets(self, id: str, secrets: Secrets) -> Displaced:
+        """Beside those that a sandbox has already. What they took the place of is for ``put_back_secrets``."""
+        before: Displaced = {}
+
+        async def add(owner: Owner) -> None:
+            nonlocal before
+            before = await owner.add_secrets(secrets)
+
+        await self._roster.change(id, add, make=True)
+        return before
+
+    async def put_back_secrets(self, id: str, secrets: Displaced) -> None:
+        await self._roster.change(id, lambda owner: owner.put_back(secrets))
 
     async def start(self, id: str, request: StartSandbox | None = None) -> SandboxInfo:
         fresh = request is not None and request.fresh

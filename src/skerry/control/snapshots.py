@@ -202,6 +202,13 @@ class Snapshots:
         """Sandboxes over a snapshot: all of them, or none and an error. What a request does not say is as it was with
         the sandbox it was taken of. ``soon``: as in ``Origin``."""
         snapshot = await self._find(name, here=True)
+        there = self._provider.place_of_snapshot(snapshot.id)
+        for _, request in wanted:
+            if request.provider not in (None, there):
+                raise ConflictError(
+                    f"The snapshot is on {there}, so a sandbox made of it cannot be on {request.provider}.",
+                    hint="Leave the provider out.",
+                )
         rows = [_over(snapshot, row, request) for row, request in wanted]
         await self._provider.require_image(snapshot.image)
         with self._metrics.timed("fork", SandboxExistsError):

@@ -159,6 +159,10 @@ class Provider(Protocol):
         """The name of the provider that a machine is on."""
         ...
 
+    def place_of_snapshot(self, snapshot: str) -> str:
+        """The same of a snapshot, and so of all that is made from it."""
+        ...
+
     async def start(self, spec: Spec, died: Callable[[str], Awaitable[None]]) -> Machine:
         """Start a machine over its own files, making them on first use. ``died(reason)`` is called once if it ends
         without having been stopped."""

@@ -104,6 +104,9 @@ class SeveralProviders:
     def place_of(self, id: str) -> str:
         return self._sandboxes.find(id) or self._name
 
+    def place_of_snapshot(self, snapshot: str) -> str:
+        return self._snapshots.find(snapshot) or self._name
+
     async def _provider(self, name: str) -> Provider:
         if name not in self._others:
             raise elsewhere(name, self._names())
@@ -200,12 +203,7 @@ class SeveralProviders:
         await (await self._of(id)).snapshot(id, snapshot, machine, previous)
 
     async def clone(self, snapshot: str, id: str) -> None:
-        there, asked = self._snapshots.find(snapshot), self._sandboxes.find(id)
-        if asked is not None and asked != there:
-            raise ConflictError(
-                f"The snapshot is on {there or self._name}, so a sandbox made of it cannot be on {asked}.",
-                hint="Leave the provider out.",
-            )
+        there = self._snapshots.find(snapshot)
         if there is not None:
             self._sandboxes.keep(id, there)
         await (await self._of_snapshot(snapshot)).clone(snapshot, id)

@@ -35,9 +35,9 @@ from skerry.errors import (
 )
 
 PLACE = "/opt/skerry"
+"""Where toolboxes are inside."""
 _CLOCK = 1_000_000_000
 """Nanoseconds within which a directory may change twice and look as if it had once."""
-"""Where toolboxes are inside."""
 INSTALL_TIMEOUT = 600.0
 _UNREACHABLE = re.compile(
     r"ENOTFOUND|EAI_AGAIN|ECONNREFUSED|ECONNRESET|ETIMEDOUT|ENETUNREACH|EHOSTUNREACH|ERR_SOCKET_TIMEOUT|ENOTCACHED|"

@@ -17,6 +17,8 @@ DEFAULTS = {
     "LANG": "C.UTF-8",
 }
 WORKSPACE = "/workspace"
+LONGEST = (128 << 10) - 1
+"""Bytes of a variable and its name that Linux passes to a program."""
 
 _ID = re.compile(r"[A-Za-z0-9._:@-]{1,128}\Z")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
@@ -30,6 +32,11 @@ def check_env(env: Mapping[str, str | None]) -> None:
                 hint="Use letters, digits and underscores, not beginning with a digit.",
             )
         check_text(value or "", f"The value of {name}")
+        if len(f"{name}={value or ''}".encode()) > LONGEST:
+            raise InvalidRequestError(
+                f"The value of {name} is longer than the 128 KiB that a program can be given.",
+                hint="Write it to a file inside.",
+            )
 
 
 def check_id(id: str, what: str) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import Annotated, Any
-from urllib.parse import quote
+from urllib.parse import quote, unquote_to_bytes
 
 import websockets
 from fastapi import APIRouter, Header, Request, Response
@@ -39,11 +39,12 @@ from skerry.agents.worker import Worker
 from skerry.control.actor import own_id
 from skerry.control.exposures import Exposure
 from skerry.control.registry import Registry
-from skerry.errors import NotFoundError, SkerryError, TooLargeError
+from skerry.errors import AgentError, NotFoundError, SkerryError, TooLargeError
 from skerry.models import ExposePort, SyncRequest
 from skerry.server.answers import answer
+from skerry.server.auth import chosen_protocol
 from skerry.server.disconnect import until_disconnect
-from skerry.server.errors import error_response
+from skerry.server.errors import as_skerry_error, error_response
 from skerry.server.fetch import checked, marked
 from skerry.server.nouns import noun_router
 from skerry.server.paths import SandboxId
@@ -66,7 +67,8 @@ STREAMED: dict[int | str, dict[str, Any]] = {
 CREATED: dict[int | str, dict[str, Any]] = {200: {"description": "It runs, with its agent."}}
 
 _WRITTEN = re.compile(r"/sandbox/([A-Za-z0-9][A-Za-z0-9_-]*)(?!/(?:error|pr)$)(/.*)?")  # those are a session's own
-_AUTH = re.compile(rb"/auth/([A-Za-z0-9._-]{1,100})")
+_AUTH = re.compile(rb"/+auth/+(.{1,100}?)/*", re.DOTALL)
+"""However it is written: what is not found to be a key goes inside."""
 _LARGEST_CREDENTIAL = 64 << 10
 _RAW = re.compile(rb"/v1/sandboxes/([^/]+)/worker/opencode(?=/|$)")
 
@@ -170,9 +172,9 @@ class OpenCodeProxy:
         inside = Exposure(id, PORT, token="", name=NAME, wake_on_request=True)
         admission = Admission(inside, target, visit.query, b"", None, [], self._previews.reception)
         try:
-            if visit.method == "PUT" and (provider := _AUTH.fullmatch(path)) is not None:
+            if visit.method == "PUT" and (provider := _AUTH.fullmatch(unquote_to_bytes(path))) is not None:
                 body = await _body(receive)
-                await self._worker.authorize(id, provider[1].decode(), body)
+                await self._worker.authorize(id, provider[1].decode(errors="replace"), body)
                 return await JSONResponse(True)(scope, receive, send)
             await self._started(id)
             await self._previews.passage.carry(admission, visit, receive, marked(send))
@@ -227,8 +229,12 @@ class OpenCodeProxy:
                 open_timeout=10,
             )
         except (SkerryError, OSError, websockets.WebSocketException, TimeoutError) as error:
-            said = error.message if isinstance(error, SkerryError) else "OpenCode did not open this WebSocket."
-            return await socket.close(1011, reason=said[:120])
+            if not isinstance(error, SkerryError):
+                error = AgentError("OpenCode did not open this WebSocket.")
+            known = as_skerry_error(error)
+            # Accepted first: nobody is told why a handshake failed, but a close code is told.
+            await socket.accept(chosen_protocol(socket.scope))
+            return await socket.close(4000 + known.status, reason=known.code)
         async with theirs:
             await socket.accept(theirs.subprotocol)
             with self._registry.attend(id) as presence:

@@ -444,6 +444,9 @@ async def test_what_a_bridge_cannot_do_is_said_and_changes_nothing(box: AsyncSan
         await box.run_code("1 + 1")
     with pytest.raises(errors.ImageNotFoundError):
         await AsyncSandbox.create(image="debian", url=near.url)
+    with pytest.raises(errors.UnsupportedError, match="such as agents") as refused:
+        await AsyncSandbox.create(toolboxes=["opencode"], url=near.url)
+    assert "local or docker" in (refused.value.hint or "")
     assert (await box.exec("echo still here")).stdout == "still here\n"
 
 

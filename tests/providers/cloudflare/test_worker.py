@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from collections.abc import AsyncIterator, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -25,11 +26,15 @@ class Standin(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), _Handler)
         self.sandboxes: dict[str, dict[str, Any]] = {}
         self.ready = True
+        self.slowness = 0.0
         self.instead: tuple[int, bytes] | None = None
 
     @property
     def url(self) -> str:
         return f"http://127.0.0.1:{self.server_address[1]}"
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A client that does not wait is nothing to tell of."""
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -38,6 +43,7 @@ class _Handler(BaseHTTPRequestHandler):
     def _serve(self) -> None:
         length = int(self.headers.get("Content-Length") or 0)
         body = json.loads(self.rfile.read(length) or b"{}")
+        time.sleep(self.server.slowness)
         if self.server.instead is not None:
             return self._say(*self.server.instead)
         status, answer = self._answer(body)
@@ -97,7 +103,7 @@ def standin() -> Iterator[Standin]:
 
 @pytest.fixture
 async def worker(standin: Standin) -> AsyncIterator[Worker]:
-    standin.instead, standin.ready = None, True
+    standin.instead, standin.ready, standin.slowness = None, True, 0.0
     settings = Settings(cloudflare_url=standin.url + "/", cloudflare_token=TOKEN, cloudflare_timeout=5)
     worker = Worker.from_settings(settings)
     yield worker
@@ -125,6 +131,16 @@ async def test_a_message_is_answered_and_the_conversation_goes_on(worker: Worker
     reply = await worker.message("box-2", "What is 2 + 2?")
     assert (reply.response, reply.session_id) == ("4", "ses_1")
     assert (await worker.message("box-2", "And 1 + 4 ?", session="ses_9")).session_id == "ses_9"
+
+
+async def test_an_agent_has_more_time_than_a_worker(standin: Standin) -> None:
+    worker = Worker(standin.url, TOKEN, timeout=0.5)
+    await worker.create("box-4")
+    standin.slowness = 1.0
+    assert (await worker.message("box-4", "What is 2 + 2?")).response == "4"
+    with pytest.raises(errors.ProviderUnreachableError, match=r"within 0\.5 seconds"):
+        await worker.get("box-4")
+    await worker.close()
 
 
 async def test_an_agent_that_is_not_ready_is_to_be_asked_again(worker: Worker, standin: Standin) -> None:

@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from skerry import AsyncSandbox
-from skerry.errors import ProviderNotConfiguredError, SandboxNotFoundError
+from skerry.errors import ConflictError, ProviderNotConfiguredError, SandboxNotFoundError
 from tests.agents.sessions.conftest import desk_of
 from tests.agents.sessions.test_life_cycle import TIMES
 from tests.bench.engine import Engine
@@ -42,6 +42,9 @@ async def test_a_sandbox_lives_where_it_was_asked_for_with_its_snapshots_and_for
         [fork] = await there.fork(ids=["there-too"])
         assert [(await one.info()).provider for one in (here, there, fork)] == ["local", "docker", "docker"]
         assert (await fork.exec(f"{seen}; cat /workspace/file")).stdout == "container\none\n"
+        for asked, other in (("local", snapshot), ("docker", await here.snapshot())):
+            with pytest.raises(ConflictError, match=f"cannot be on {asked}"):
+                await AsyncSandbox.from_snapshot(other, "elsewhere", url=both.url, provider=asked)
         await there.exec("echo two > /workspace/file")
         await there.rollback(snapshot)
         assert (await there.exec("cat /workspace/file")).stdout == "one\n"
@@ -49,6 +52,16 @@ async def test_a_sandbox_lives_where_it_was_asked_for_with_its_snapshots_and_for
             await sandbox.destroy()
     left = engine._call("ps", "-a", "--filter=label=skerry.sandbox=there", "--format={{.Names}}")
     assert left.strip() == ""
+
+
+async def test_a_worker_is_where_it_was_asked_for(both: ServerProcess) -> None:
+    async with httpx.AsyncClient(base_url=both.url, timeout=60) as http:
+        made = await http.post("/sandbox", json={"id": "pod", "provider": "docker"})
+        assert made.json()["status"] == "running", made.text
+        assert (await http.get("/v1/sandboxes/pod")).json()["provider"] == "docker"
+        assert (await http.delete("/sandbox/pod")).status_code == 200
+        refused = await http.post("/sandbox", json={"id": "pod", "provider": "modal"})
+        assert (refused.status_code, refused.json()["error"]["code"]) == (400, "provider_absent")
 
 
 async def test_a_provider_that_the_server_has_not_is_an_error_and_makes_nothing(both: ServerProcess) -> None:

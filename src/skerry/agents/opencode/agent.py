@@ -89,8 +89,9 @@ class OpenCode:
                     "There is no OpenCode in this sandbox.",
                     hint="Make the sandbox with toolboxes=['opencode'], or from a snapshot of one that was.",
                 ) from error
+            why = process.info.error or error.message  # what ended it, such as the limit of memory, if that is known
             raise AgentUnreadyError(
-                f"OpenCode did not start. {error.message}", hint=said[-500:] or None, details={"process": id}
+                f"OpenCode did not start. {why}", hint=said[-500:] or None, details={"process": id}
             ) from error
         except BaseException:
             await running.stop()

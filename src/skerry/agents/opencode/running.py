@@ -14,6 +14,7 @@ from urllib.parse import quote, urlencode
 import structlog
 from pydantic import TypeAdapter
 
+from skerry.agents.config import SETTINGS
 from skerry.agents.contract import Prompt, Setup
 from skerry.agents.http import Http, HttpFailed
 from skerry.agents.models import AgentEvent
@@ -34,7 +35,6 @@ from skerry.runtime.runtime import Runtime
 log = structlog.get_logger(__name__)
 
 PORT = 4096
-SETTINGS = "OPENCODE_CONFIG_CONTENT"
 SILENCE = 25.0
 """Seconds without a word on the event stream, which has a heartbeat every ten, until it is taken for lost."""
 LOOK_AFTER = 5.0

@@ -192,6 +192,9 @@ class BridgeProvider:
     def place_of(self, id: str) -> str:
         return self.name
 
+    def place_of_snapshot(self, snapshot: str) -> str:
+        return self.name
+
     async def start(self, spec: Spec, died: Callable[[str], Awaitable[None]]) -> Machine:
         lock = self._ids.lock(spec.id)
         try:

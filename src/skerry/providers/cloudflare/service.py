@@ -41,10 +41,13 @@ class Service:
     async def close(self) -> None:
         await self.http.aclose()
 
-    async def ask(self, method: str, path: str, **how: Any) -> dict[str, Any]:
-        request = self.http.build_request(method, path, **how)
-        with self.failures():
-            async with asyncio.timeout(self.timeout):
+    async def ask(self, method: str, path: str, *, patience: float | None = None, **how: Any) -> dict[str, Any]:
+        """``patience``: how many seconds an answer may take, where that is not what all have."""
+        patience = patience or self.timeout
+        hurry = httpx.Timeout(patience, connect=min(self.timeout, 10.0))
+        request = self.http.build_request(method, path, timeout=hurry, **how)
+        with self.failures(patience):
+            async with asyncio.timeout(patience):
                 response = await self.http.send(request, stream=True)
                 try:
                     body = await self.body(response)
@@ -73,12 +76,12 @@ class Service:
         return bytes(body)
 
     @contextlib.contextmanager
-    def failures(self) -> Iterator[None]:
+    def failures(self, patience: float | None = None) -> Iterator[None]:
         try:
             yield
         except (httpx.TimeoutException, TimeoutError):
             raise ProviderUnreachableError(
-                f"The {self.noun} at {self.url} did not answer within {self.timeout:g} seconds.",
+                f"The {self.noun} at {self.url} did not answer within {patience or self.timeout:g} seconds.",
                 hint=f"A container that starts cold takes its time: try again in {COLD_START} seconds.",
                 details={"retryAfter": COLD_START},
             ) from None
@@ -92,6 +95,8 @@ class Service:
         status = response.status_code
         try:
             facts = json.loads(body)
+            if isinstance(facts["error"], dict):  # as Skerry says it
+                facts = {"error": facts["error"]["message"], "code": facts["error"].get("code")}
             said, code = words(facts["error"]), words(facts.get("code"))
         except (ValueError, KeyError, TypeError, RecursionError):
             said, code = words(body[:300].decode(errors="replace")), ""

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from skerry.errors import (
+    AgentSessionNotFoundError,
     InvalidSandboxIdError,
     ProviderBusyError,
     ProviderError,
@@ -18,6 +19,8 @@ from skerry.providers.cloudflare.configured import configured
 from skerry.providers.cloudflare.service import COLD_START, Service
 from skerry.settings import Settings
 
+ANSWER = 600.0
+"""Seconds that an agent may take for its answer, at least: it works, and stops where nobody waits for it."""
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,127}")
 
 
@@ -80,7 +83,8 @@ class Worker(Service):
         """Tell the agent something and wait for its answer; ``session`` goes on with an earlier conversation."""
         body = {"message": message, "sessionId": session, "model": model}
         try:
-            answer = await self._of(id, "POST", "/message", json={k: v for k, v in body.items() if v is not None})
+            given = {name: value for name, value in body.items() if value is not None}
+            answer = await self._of(id, "POST", "/message", json=given, patience=max(ANSWER, self.timeout))
         except ProviderError as error:
             if "Failed to create session" in error.message:
                 raise ProviderBusyError(
@@ -103,6 +107,10 @@ class Worker(Service):
         try:
             return await self.ask(method, _path(id) + path, **how)
         except ProviderError as error:
+            if error.details.get("code") == AgentSessionNotFoundError.code:
+                raise AgentSessionNotFoundError(
+                    f"The agent of the worker's sandbox {id!r} has no such session."
+                ) from error
             if error.details.get("status") == 404:
                 raise SandboxNotFoundError(f"The worker has no sandbox {id!r}.", hint="Create it first.") from error
             raise

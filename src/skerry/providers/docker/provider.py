@@ -251,6 +251,9 @@ class DockerProvider:
     def place_of(self, id: str) -> str:
         return "docker"
 
+    def place_of_snapshot(self, snapshot: str) -> str:
+        return "docker"
+
     async def start(self, spec: Spec, died: Callable[[str], Awaitable[None]]) -> DockerMachine:
         for wanted in spec.toolboxes:
             await self._toolboxes.ensure(wanted)

@@ -232,6 +232,9 @@ class LocalProvider:
     def place_of(self, id: str) -> str:
         return "local"
 
+    def place_of_snapshot(self, snapshot: str) -> str:
+        return "local"
+
     async def start(self, spec: Spec, died: Callable[[str], Awaitable[None]]) -> LocalMachine:
         async with self._launching:
             if not self.launcher.alive:
