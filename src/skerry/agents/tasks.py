@@ -202,6 +202,8 @@ class Tasks:
         wanted_for(request.user_id)
         row, hidden = self.row_of(request)
         row.retry_of = retry_of
+        if row.made_sandbox and request.snapshot is not None:
+            row.provider = await self._registry.snapshots.place(request.snapshot, request.provider)
         work = Run(self._desk, row, hidden)
         if not row.made_sandbox:
             asked = work.sandbox_request()

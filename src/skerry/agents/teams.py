@@ -63,6 +63,10 @@ class Teams:
     async def create(self, request: CreateTeam) -> TeamInfo:
         wanted_for(request.user_id)
         team, rows, hidden = self.rows_of(request)
+        if request.snapshot is not None:
+            place = await self._registry.snapshots.place(request.snapshot, request.provider)
+            for row in rows:
+                row.provider = place
         await self.require(team, rows, hidden)
         await self._rows.insert(*rows, team=team)
         self.start(team, rows, hidden)

@@ -158,6 +158,19 @@ class Snapshots:
         row = await self._find(reference)
         return _describe(row, await self._rows.users_of(row.id))
 
+    async def place(self, reference: str, asked: str | None = None) -> str:
+        """The provider that what is made of it is on. Raises ``ConflictError`` if another was asked for."""
+        return self._place_of((await self._find(reference, here=True)).id, asked)
+
+    def _place_of(self, id: str, asked: str | None) -> str:
+        there = self._provider.place_of_snapshot(id)
+        if asked not in (None, there):
+            raise ConflictError(
+                f"The snapshot is on {there}, so a sandbox made of it cannot be on {asked}.",
+                hint="Leave the provider out.",
+            )
+        return there
+
     async def delete(self, reference: str, *, force: bool = False) -> None:
         row = await self._find(reference, here=True)
         users = [] if force else await self._rows.users_of(row.id)
@@ -202,13 +215,8 @@ class Snapshots:
         """Sandboxes over a snapshot: all of them, or none and an error. What a request does not say is as it was with
         the sandbox it was taken of. ``soon``: as in ``Origin``."""
         snapshot = await self._find(name, here=True)
-        there = self._provider.place_of_snapshot(snapshot.id)
         for _, request in wanted:
-            if request.provider not in (None, there):
-                raise ConflictError(
-                    f"The snapshot is on {there}, so a sandbox made of it cannot be on {request.provider}.",
-                    hint="Leave the provider out.",
-                )
+            self._place_of(snapshot.id, request.provider)
         rows = [_over(snapshot, row, request) for row, request in wanted]
         await self._provider.require_image(snapshot.image)
         with self._metrics.timed("fork", SandboxExistsError):

@@ -64,6 +64,26 @@ async def test_a_worker_is_where_it_was_asked_for(both: ServerProcess) -> None:
         assert (refused.status_code, refused.json()["error"]["code"]) == (400, "provider_absent")
 
 
+async def test_a_task_from_a_snapshot_is_where_that_is(both: ServerProcess) -> None:
+    agents = "/api/v2/agents"
+    work = {"detach": True, "afterwards": "destroy"}
+    asked_for = {"task": {"message": "Say hello."}, "team": {"agents": [{"role": "one", "message": "Say hello."}]}}
+    made = AsyncSandbox.create("ready", url=both.url, provider="docker", toolboxes=["opencode"])
+    async with await made as sandbox:
+        snapshot = (await sandbox.snapshot()).id
+        await sandbox.destroy()
+    async with httpx.AsyncClient(base_url=both.url, timeout=60) as http:
+        for route, asked in asked_for.items():
+            body = {**work, **asked, "snapshot": snapshot}
+            refused = await http.post(f"{agents}/{route}", json={**body, "provider": "local"})
+            assert (refused.status_code, refused.json()["error"]["code"]) == (409, "conflict")
+            begun = (await http.post(f"{agents}/{route}", json=body)).json()
+            task = begun.get("taskId") or begun["agents"][0]["taskId"]
+            assert (await http.get(f"{agents}/task/{task}")).json()["provider"] == "docker"
+            assert (await http.post(f"{agents}/task/{task}/cancel")).status_code == 200
+        assert (await http.delete(f"/v1/snapshots/{snapshot}?force=true")).status_code == 200
+
+
 async def test_a_provider_that_the_server_has_not_is_an_error_and_makes_nothing(both: ServerProcess) -> None:
     with pytest.raises(ProviderNotConfiguredError, match="no provider 'modal'"):
         await AsyncSandbox.create("nowhere", url=both.url, provider="modal")
