@@ -264,9 +264,8 @@ class Tasks:
         """Raises for a sandbox that could not be made, while whoever wants it is there to be told."""
         registry, provider = self._registry, self._registry.provider
         registry.check(asked)
-        if provider.capabilities().toolboxes:
-            for toolbox in asked.toolboxes:
-                await provider.require_toolbox(toolbox)
+        for toolbox in asked.toolboxes:
+            await provider.require_toolbox(toolbox)
         if asked.snapshot is not None:
             await registry.snapshots.get(asked.snapshot)
         else:

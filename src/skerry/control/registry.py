@@ -7,7 +7,7 @@ import builtins
 import contextlib
 import secrets
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Collection, Iterator, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager, contextmanager
 from datetime import datetime
 from pathlib import Path
@@ -287,8 +287,7 @@ class Registry:
     async def create(self, request: CreateSandbox) -> SandboxInfo:
         id = own_id(request.id or f"sandbox-{int(time.time())}-{secrets.token_hex(4)}")
         check_env(request.env)
-        for toolbox in request.toolboxes:
-            await self._require_toolbox(toolbox)
+        await self._require_toolboxes(request.toolboxes)
         if request.snapshot is not None:
             async with self._roster.placed(id, request.provider):
                 wanted = [(self._roster.row(id, request), request)]
@@ -302,8 +301,7 @@ class Registry:
         this returns, their files may still be on their way, and one that cannot be says why to whoever uses it."""
         for request in requests:
             check_env(request.env)
-        for toolbox in {name: None for request in requests for name in request.toolboxes}:
-            await self._require_toolbox(toolbox)
+        await self._require_toolboxes({name: None for request in requests for name in request.toolboxes})
         rows = [self._roster.row(own_id(request.id or ""), request) for request in requests]
         await self.snapshots.create_sandboxes(snapshot, list(zip(rows, requests, strict=True)), soon=True)
 
@@ -314,15 +312,20 @@ class Registry:
     def check(self, request: CreateSandbox) -> None:
         """Raises for what could not be made, and makes nothing."""
         check_env(request.env)
+        self._check_toolboxes(request.toolboxes)
         self._egress.kept(request)
 
-    async def _require_toolbox(self, name: str) -> None:
-        if not self.provider.capabilities().toolboxes:
+    def _check_toolboxes(self, names: Collection[str]) -> None:
+        if names and not self.provider.capabilities().toolboxes:
             raise UnsupportedError(
                 "The sandboxes of this server's provider cannot be shown programs of the host, such as agents.",
                 hint="Use a server whose provider is local or docker.",
             )
-        await self.provider.require_toolbox(name)
+
+    async def _require_toolboxes(self, names: Collection[str]) -> None:
+        self._check_toolboxes(names)
+        for name in names:
+            await self.provider.require_toolbox(name)
 
     async def get(self, id: str) -> SandboxInfo:
         id = normalise_id(id)

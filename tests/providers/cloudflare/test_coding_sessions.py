@@ -39,6 +39,8 @@ async def test_a_coding_session_begins_anew_where_nothing_can_be_kept_and_says_s
     desk = Desk(None, None, url)  # type: ignore[arg-type]
     desk.http.headers["Authorization"] = f"Bearer {KEY}"
     async with desk.http:
+        refused = await desk.http.post("/sessions", json={"agent": "claude-code"})
+        assert (refused.status_code, refused.json()["error"]["code"]) == (501, "unsupported"), "it is a toolbox"
         left = json.loads(await put_away_and_brought_back(desk))
         assert left["error"]["code"] == "file_not_found"
         id = await desk.session()
