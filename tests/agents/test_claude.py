@@ -72,6 +72,13 @@ async def test_what_is_two_and_two(desk: Desk, model: Model) -> None:
     assert more[-2].cost < 2 * events[-2].cost, "what a session has cost before is not counted again"
 
 
+async def test_what_it_is_told_beside_a_prompt_may_be_long(desk: Desk, model: Model) -> None:
+    told = "Speak in verse. " * 20_000
+    events = await desk.ask("a poem", system=told)
+    assert events[-1].success, events[-1]
+    assert told.strip() in str(model.wait_until_asked("a poem").body["system"])
+
+
 async def test_it_writes_files_and_runs_commands_with_its_own_tools(desk: Desk, model: Model) -> None:
     path = "/home/user/workspace/made.txt"
     model.when(

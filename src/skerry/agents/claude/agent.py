@@ -95,12 +95,16 @@ class RunningClaudeCode:
 
     async def _begin(self, session: str, prompt: Prompt) -> _Work:
         servers, rules = f"{HOME}/{speech.SERVERS}", f"{HOME}/{speech.RULES}"
+        begun, system = await self._begun(session), None
+        if prompt.system is not None:
+            system = f"{HOME}/{speech.SYSTEM}/{session}.md"
+            await self._runtime.files.write(system, prompt.system.encode())
         args = speech.arguments(
             session,
-            begun=await self._begun(session),
+            begun=begun,
             asks=self._setup.asks,
             model=prompt.model or self._setup.model or self._setup.env.get("ANTHROPIC_MODEL"),
-            system=prompt.system,
+            system=system,
             servers=[servers] if servers in self._setup.files else [],
             rules=rules if rules in self._setup.files else None,
         )

@@ -24,6 +24,8 @@ CONFIGURATION = ".claude"
 """Below the home directory; all that it finds and keeps there."""
 SERVERS = f"{CONFIGURATION}/mcp.json"
 RULES = f"{CONFIGURATION}/permissions.json"
+SYSTEM = f"{CONFIGURATION}/system"
+"""Instructions for a prompt, by its session: as an argument they could be too long."""
 _PICTURES = ("image/png", "image/jpeg", "image/gif", "image/webp")
 
 
@@ -38,7 +40,7 @@ def arguments(
     rules: str | None = None,
     allowed: Iterable[str] = (),
 ) -> list[str]:
-    """``servers``: MCP servers, as files or as JSON. ``rules``: a file. ``allowed``: what it never asks for."""
+    """``system`` and ``rules`` are files, ``servers`` files or JSON; ``allowed`` is what it never asks for."""
     words = ["-p", "--verbose", "--output-format", "stream-json", "--input-format", "stream-json"]
     words += ["--include-partial-messages", "--resume" if begun else "--session-id", session]
     words += ["--permission-prompt-tool", "stdio"] if asks else ["--dangerously-skip-permissions"]
@@ -47,7 +49,7 @@ def arguments(
     elif begun:
         words += ["--model", "default"]  # it would go on with that of the prompt before
     if system is not None:
-        words += ["--append-system-prompt", system]
+        words += ["--append-system-prompt-file", system]
     for option, values in (("--mcp-config", list(servers)), ("--allowedTools", list(allowed))):
         if values:
             words += [option, *values]

@@ -197,12 +197,18 @@ class Host:
 
     async def _worked(self, work: Work, asked: Json) -> None:
         home = os.path.expanduser("~")
+        system = None
+        if asked.get("system"):
+            system = os.path.join(home, speech.SYSTEM, f"{work.session}.md")
+            os.makedirs(os.path.dirname(system), exist_ok=True)
+            with open(system, "w", encoding="utf-8") as file:
+                file.write(asked["system"])
         words = speech.arguments(
             work.session,
             begun=os.path.exists(os.path.join(home, speech.transcript(self.directory, work.session))),
             asks=self.config["asks"],
             model=asked.get("model") or self.config.get("model") or os.environ.get("ANTHROPIC_MODEL"),
-            system=asked.get("system"),
+            system=system,
             servers=self.config["servers"],
             rules=self.config.get("rules"),
             allowed=self.config["allowed"],
