@@ -26,5 +26,5 @@ def _remove_unused(base: Path) -> None:
             used.add(file.read_text().strip())
     for home in ("*", "*/*"):
         for disk in base.glob(f"{home}/pool.img"):
-            if str(disk) not in used:
+            if str(disk.resolve()) not in used:  # pytest makes links to the directories, too
                 disk.unlink(missing_ok=True)
