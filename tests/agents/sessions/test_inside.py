@@ -425,3 +425,37 @@ def test_what_claude_code_had_said_before_its_host_was_killed_is_known_to_the_ne
     assert again == [[3, "error"], [4, "execution_complete"]], "a token that may still have grown is not kept"
     assert half == [[2, "step_start"], [3, "error"], [4, "execution_complete"]]
     assert beyond == [], "what a full disk did not take"
+
+
+STUBBORN = """
+import asyncio, json, time, uuid
+import claude_host
+claude_host.STOP_PATIENCE, claude_host.LAST_GRACE = 0.3, 0.3
+program = [sys.executable, "-c", '''
+import signal, sys, time
+if "bad" in sys.stdin.readline():
+    print("no such thing", file=sys.stderr, flush=True)
+    sys.stdout.close()
+    time.sleep(0.2)
+    sys.exit(3)
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+time.sleep(60)
+''']
+config = {"program": program, "directory": "/", "port": 1, "asks": False, "servers": [], "allowed": []}
+async def main():
+    host, session = claude_host.Host(config), str(uuid.uuid4())
+    async def ended(message, content):
+        host.prompt(session, {"messageId": message, "content": content})
+        if content != "bad":
+            await asyncio.sleep(0.2)
+            await host.stop(session)
+        async for told in host.work.heard(0):
+            last = told["event"]
+        return last["code"]
+    print(json.dumps([await ended("one", "deaf"), await ended("two", "deaf"), await ended("three", "bad")]))
+asyncio.run(main())
+"""
+
+
+def test_a_claude_code_that_obeys_nobody_is_killed_and_one_that_ends_is_not_taken_for_killed(place: Path) -> None:
+    assert run(place, STUBBORN) == ["aborted", "aborted", "agent_failed"]

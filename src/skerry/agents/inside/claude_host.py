@@ -119,10 +119,10 @@ class Work:
             except (BrokenPipeError, ConnectionResetError):
                 pass  # that it has ended is heard
 
-    def end(self) -> None:
+    def end(self, how: signal.Signals) -> None:
         """One that does not listen."""
         if not self.turn.over and self.process is not None and self.process.returncode is None:
-            self.process.terminate()
+            self.process.send_signal(how)
 
     def _write(self, lines: list[Json], how: str) -> None:
         try:
@@ -196,6 +196,8 @@ class Host:
                 await _end(work.process, GRACE if work.turn.finished else 0)
 
     async def _worked(self, work: Work, asked: Json) -> None:
+        if work.stopped:  # while it waited for the one before
+            return work.tell(self._ended(work, None))
         home = os.path.expanduser("~")
         words = speech.arguments(
             work.session,
@@ -227,6 +229,7 @@ class Host:
             while not work.turn.over:
                 line = await _line(process.stdout, exited)
                 if not line:
+                    await asyncio.wait([exited], timeout=LAST_WORDS)  # how it ended may be known a moment later
                     work.tell(self._ended(work, exited.result() if exited.done() else None))
                     return
                 try:
@@ -253,7 +256,9 @@ class Host:
         if work is None or work.session != session or work.turn.over:
             return
         if not work.stopped:
-            asyncio.get_running_loop().call_later(STOP_PATIENCE, work.end)
+            loop = asyncio.get_running_loop()
+            loop.call_later(STOP_PATIENCE, work.end, signal.SIGTERM)
+            loop.call_later(STOP_PATIENCE + LAST_GRACE, work.end, signal.SIGKILL)
         work.stopped = True
         await work.say(speech.interruption(secrets.token_hex(8)))
 
