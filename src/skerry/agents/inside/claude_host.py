@@ -198,10 +198,9 @@ class Host:
     async def _worked(self, work: Work, asked: Json) -> None:
         if work.stopped:  # while it waited for the one before
             return work.tell(self._ended(work, None))
-        home = os.path.expanduser("~")
         words = speech.arguments(
             work.session,
-            begun=os.path.exists(os.path.join(home, speech.transcript(self.directory, work.session))),
+            begun=os.path.exists(self._transcript(work.session)),
             asks=self.config["asks"],
             model=asked.get("model") or self.config.get("model") or os.environ.get("ANTHROPIC_MODEL"),
             system=asked.get("system"),
@@ -269,6 +268,20 @@ class Host:
             raise Refused(404, "Claude Code does not wait for an answer to this question.")
         await work.say(speech.answer(question, asked, reply))
 
+    def _spoiled(self, session: str) -> bool:
+        """Whether Claude Code was ended, or the disk was full, before it had written down what it was asked: it goes on
+        with no such session, and begins none that has a transcript."""
+        if self.work is not None and self.work.session == session and not self.work.turn.over:
+            return False
+        try:
+            with open(self._transcript(session), encoding="utf-8", errors="replace") as file:
+                return not any('"type":"user"' in line for line in file)
+        except OSError:
+            return False
+
+    def _transcript(self, session: str) -> str:
+        return os.path.join(os.path.expanduser("~"), speech.transcript(self.directory, session))
+
     # -- HTTP ----------------------------------------------------------------------------------------------------------
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -312,6 +325,8 @@ class Host:
                 self.prompt(found[1], body)
             elif method == "POST" and path.endswith("/abort"):
                 await self.stop(found[1])
+            elif self._spoiled(found[1]):
+                raise Refused(404, "This session has a transcript with nothing in it.")
             return {"id": found[1]}
         found = _REPLY.fullmatch(path)
         if method == "POST" and found is not None:
