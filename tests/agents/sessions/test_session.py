@@ -152,6 +152,26 @@ async def test_a_prompt_that_waits_for_its_sandbox_is_stopped_as_well(desk: Desk
     await desk.http.delete(f"/sessions/{id}")
 
 
+async def test_a_prompt_that_waits_for_a_snapshot_is_stopped_as_well(desk: Desk, session: str) -> None:
+    live = desk.live(session)
+    keep, asked, free = live._berth.keeping.keep, asyncio.Event(), asyncio.Event()
+
+    async def slowly(reason: str) -> bool:
+        asked.set()
+        await free.wait()
+        return await keep(reason)
+
+    live._berth.keeping.keep = slowly  # type: ignore[method-assign]
+    first, second, third = [await desk.prompt(session, f"say {word}") for word in ("one", "two", "three")]
+    await asked.wait()
+    assert (await desk.http.post(f"/sessions/{session}/stop")).status_code == 200
+    live._berth.keeping.keep = keep  # type: ignore[method-assign]
+    free.set()
+    ended = [(await desk.done(session, each))["status"] for each in (first, second, third)]
+    assert ended == ["completed", "failed", "completed"]
+    assert (await desk.event(session, "execution_complete", messageId=second))["data"]["code"] == "aborted"
+
+
 async def test_a_failure_of_the_model_is_that_prompts_failure(desk: Desk, session: str) -> None:
     message = await desk.ask(session, "fail out of credit")
     assert message["status"] == "failed"
