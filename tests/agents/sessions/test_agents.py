@@ -88,9 +88,7 @@ async def test_three_prompts_one_after_the_other(desk: Desk, session: str, model
     assert (await desk.inside(session, "cat /workspace/order")).split() == ["0", "1", "2"]
 
 
-async def test_what_its_commands_leave_behind_is_no_zombie(
-    desk: Desk, session: str, model: Model, kind: Kind
-) -> None:
+async def test_what_its_commands_leave_behind_is_no_zombie(desk: Desk, session: str, model: Model, kind: Kind) -> None:
     model.when("leave it", call(kind.shell, command="(sleep 0.2 >/dev/null 2>&1 &)", description="x"), say("left"))
     assert (await desk.ask(session, "leave it"))["status"] == "completed"
 

@@ -595,6 +595,8 @@ async def test_what_makes_no_sense_is_refused(desk: Desk) -> None:
         {"model": "/x"},
         {"attachments": [{"name": "neither"}]},
         {"attachments": [{"type": "dance"}]},
+        {"attachments": [{"type": "file", "mime": "text/plain"}]},
+        {"attachments": [{"type": "text"}]},
         {"attachments": [{"content": "no base64", "encoding": "base64"}]},
         {"attachments": [{"content": "\N{SNOWMAN}" * 3_000_000}] * 2},
     ):
@@ -602,3 +604,8 @@ async def test_what_makes_no_sense_is_refused(desk: Desk) -> None:
         assert (answer.status_code, answer.json()["error"]["code"]) == (400, "invalid_request"), more
     assert (await desk.http.post(f"/sessions/{id}/pr", json={"title": "x"})).status_code == 400
     await desk.http.delete(f"/sessions/{id}")
+    other = await desk.session(agent="claude-code")
+    attached = {"content": "x", "attachments": [{"type": "agent", "name": "reviewer"}]}
+    answer = await desk.http.post(f"/sessions/{other}/prompt", json=attached)
+    assert "Claude Code takes no attachments of type 'agent'" in answer.json()["error"]["message"]
+    await desk.http.delete(f"/sessions/{other}")

@@ -22,9 +22,11 @@ RepoWord = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-][A-Za-z0-9_.-]{0,99}$")]
 
 def _attachment(given: dict[str, Any]) -> dict[str, Any]:
     """Refused here and not by the agent, which gets it when its turn has come."""
-    if given.get("type", "file") not in ("file", "text", "agent", "subtask"):
+    kind = given.get("type", "file")
+    if kind not in ("file", "text", "agent", "subtask"):
         raise ValueError("is of no type that OpenCode knows: file, text, agent or subtask")
-    if "type" not in given and not isinstance(given.get("url", given.get("content")), str):
+    written = kind == "text" and isinstance(given.get("text"), str)
+    if kind in ("file", "text") and not written and not isinstance(given.get("url", given.get("content")), str):
         raise ValueError("has neither a `url` nor `content`")
     if given.get("encoding") == "base64":
         b64decode(str(given.get("content")), validate=True)
