@@ -382,6 +382,9 @@ async def test_watchers_see_each_other(desk: Desk, session: str) -> None:
             assert (await one.next("presence_update"))["participant"]["clientId"] == "two"
             await two.say(type="presence", status="idle", cursor={"line": 3})
             moved = (await one.next("presence_update"))["participant"]
+            for nothing in ("nan", "inf"):  # what other clients could not read
+                await two.say(type="presence", cursor={"line": float(nothing)})
+                assert (await two.next("error"))["code"] == "invalid_request"
             assert (moved["status"], moved["cursor"]) == ("idle", {"line": 3})
         assert (await one.next("presence_leave"))["clientId"] == "two"
         await one.say(type="ping")

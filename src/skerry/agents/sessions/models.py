@@ -297,10 +297,16 @@ class Typing(Request):
     type: Literal["typing"]
 
 
+def _sayable(given: dict[str, Any]) -> dict[str, Any]:
+    """The others are told it as it is, and what is no number to JSON they could not read."""
+    json.dumps(given, allow_nan=False)
+    return given
+
+
 class Presence(Request):
     type: Literal["presence"]
     status: Literal["active", "idle"] = "active"
-    cursor: dict[str, Any] | None = None
+    cursor: Annotated[dict[str, Any], AfterValidator(_sayable)] | None = None
 
 
 class Ping(Request):
