@@ -184,3 +184,11 @@ def test_a_configuration_that_is_none_is_refused_in_a_sentence(ask: Skerry, tmp_
     assert done.returncode == 2
     assert b"Traceback" not in done.stderr
     assert b"--config" in done.stderr
+
+
+@pytest.mark.parametrize("wrong", [("--agent", "nobody"), ("--model", "nonsense"), ("--repo", "a/b/c")])
+def test_what_makes_no_sense_is_refused_in_a_sentence(ask: Skerry, wrong: tuple[str, str]) -> None:
+    done = ask("start", *wrong)
+    assert done.returncode == 1
+    assert done.stderr.startswith(b"error: The request is not valid. ")
+    assert b"pydantic" not in done.stderr

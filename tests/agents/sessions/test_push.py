@@ -15,8 +15,10 @@ from typing import Any
 import httpx
 import pytest
 
+from skerry import AsyncClient
 from skerry.agents.sessions.programs import AgentCommand, command
 from skerry.control.session_rows import SessionRow
+from skerry.errors import InvalidRequestError
 from tests.agents.conftest import HOST
 from tests.agents.model import Model, call, say
 from tests.agents.search import nothing_inside
@@ -104,6 +106,20 @@ async def test_the_repository_is_there_and_commits_are_the_users(desk: Desk, ses
     author = await desk.inside(session, "cd /workspace/thing && git log -1 --format='%an <%ae>'")
     assert author == 'Ann $(touch /tmp/pwned) "O\'Hara" B <ann@example.com>\n'
     assert await desk.inside(session, "ls /tmp/pwned 2>/dev/null") == ""
+
+
+async def test_the_client_passes_on_keys_and_tokens_and_says_what_is_wrong_without_them(desk: Desk) -> None:
+    given = {"github_token": USERS_TOKEN, "config": {"auth": {"anthropic": {"key": "sk-the-key"}}}}
+    async with AsyncClient(desk.url) as client:
+        made = await client.create_coding_session(agent="claude-code", **given)
+        row = (await desk.sessions.find(made.id)).row
+        assert desk.sessions.spawner.token(row) == USERS_TOKEN
+        key = desk.sessions.spawner.door(row)["api.anthropic.com"].value
+        assert (None if key is None else key.get_secret_value()) == "sk-the-key"
+        await made.delete()
+        with pytest.raises(InvalidRequestError, match="agent: Input should be 'opencode'") as wrong:
+            await client.create_coding_session(agent="nobody", **given)
+        assert USERS_TOKEN not in str(wrong.value)
 
 
 async def test_what_is_done_for_somebody_is_committed_in_their_name(desk: Desk, session: str) -> None:

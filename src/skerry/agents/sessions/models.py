@@ -8,7 +8,7 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field, SecretStr
+from pydantic import AfterValidator, Field, SecretStr, field_serializer
 
 from skerry.agents.models import AgentConfig, Model
 from skerry.models import EgressMode, EgressPolicy, EnvVars, Limits, Request, Result, SandboxRef, Secrets
@@ -99,6 +99,10 @@ class CreateSession(Request):
     provider: str | None = Field(None, max_length=40, description="Where its sandboxes are: `local`, `docker`, …")
     egress: EgressMode | EgressPolicy | None = None
     secrets: Secrets = Field(default_factory=dict)
+
+    @field_serializer("github_token", when_used="json")
+    def _sent(self, value: SecretStr | None) -> str | None:
+        return None if value is None else value.get_secret_value()
 
 
 class SendPrompt(Request):

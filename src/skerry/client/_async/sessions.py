@@ -33,7 +33,7 @@ from skerry.agents.sessions.models import (
 from skerry.client._async.connection import AsyncConnection, AsyncStream
 from skerry.client.concurrency import pause_async
 from skerry.client.frames import AsyncFrames, Frame
-from skerry.client.values import given
+from skerry.client.values import given, valid
 from skerry.errors import ServerUnreachableError
 
 _MOST = 100
@@ -266,7 +266,7 @@ class AsyncSessions:
         """Begin one. Options are the fields of a session (``docs/sessions.md``): ``title``, ``repo_owner``,
         ``repo_name``, ``branch``, ``agent``, ``model``, ``config``, ``github_token``, ``egress``, ``secrets``, …
         """
-        body = CreateSession.model_validate(options).model_dump(mode="json", by_alias=True, exclude_unset=True)
+        body = valid(CreateSession, options).model_dump(mode="json", by_alias=True, exclude_unset=True)
         response = await self.connection.request("POST", "/sessions", json=body)
         return AsyncCodingSession(self.connection, SessionInfo.model_validate_json(response.content).id)
 

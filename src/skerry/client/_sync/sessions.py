@@ -34,7 +34,7 @@ from skerry.agents.sessions.models import (
 from skerry.client._sync.connection import Connection, Stream
 from skerry.client.concurrency import pause
 from skerry.client.frames import Frame, Frames
-from skerry.client.values import given
+from skerry.client.values import given, valid
 from skerry.errors import ServerUnreachableError
 
 _MOST = 100
@@ -265,7 +265,7 @@ class Sessions:
         """Begin one. Options are the fields of a session (``docs/sessions.md``): ``title``, ``repo_owner``,
         ``repo_name``, ``branch``, ``agent``, ``model``, ``config``, ``github_token``, ``egress``, ``secrets``, …
         """
-        body = CreateSession.model_validate(options).model_dump(mode="json", by_alias=True, exclude_unset=True)
+        body = valid(CreateSession, options).model_dump(mode="json", by_alias=True, exclude_unset=True)
         response = self.connection.request("POST", "/sessions", json=body)
         return CodingSession(self.connection, SessionInfo.model_validate_json(response.content).id)
 
