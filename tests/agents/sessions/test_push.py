@@ -122,6 +122,33 @@ async def test_the_client_passes_on_keys_and_tokens_and_says_what_is_wrong_witho
         assert USERS_TOKEN not in str(wrong.value)
 
 
+async def test_a_repository_with_nothing_in_it_is_begun(desk: Desk, forge: Forge) -> None:
+    bare = forge.root / "acme" / "empty.git"
+    forge.git("init", "-q", "--bare", "-b", "trunk", str(bare))
+    forge.git("config", "http.receivepack", "true", cwd=bare)
+    id = await desk.session(**repository(forge, repoName="empty"))
+
+    async def changed(content: str) -> str:
+        message = await desk.ask(id, content)
+        assert message["status"] == "completed", message
+        before = len(patches)
+        while len(patches) == before:
+            patches[:] = [event["data"]["patch"] for event in await desk.events(id, type="diff")]
+            await asyncio.sleep(0.05)
+        return patches[-1]
+
+    patches: list[str] = []
+    async with asyncio.timeout(60):
+        assert "+first" in await changed("write /workspace/empty/file first")
+        synced = await desk.events(id, type="git_sync")
+        assert synced[-1]["data"]["sha"] is None
+        await desk.inside(id, "cd /workspace/empty && git add -A && git commit -qm one")
+        assert "+first" in await changed("say committed")
+    made = await desk.http.post(f"/sessions/{id}/pr", json={"title": "x", "baseBranch": "trunk"})
+    assert made.status_code == 201, made.text
+    await desk.http.delete(f"/sessions/{id}")
+
+
 async def test_what_is_done_for_somebody_is_committed_in_their_name(desk: Desk, session: str) -> None:
     bea = {"user": "bea", "name": "-Bea 'B'\n[x]", "email": "bea@example.com"}
     joined = await desk.http.post(f"/sessions/{session}/participants", json=bea)

@@ -133,8 +133,8 @@ class Supervisor:
             await self._rebase()
         else:
             await self._clone(url)
-        _, sha = await self._git("rev-parse", "HEAD")
-        self._tell("git_sync", status="completed", restored=self.restored, sha=sha.strip())
+        empty, sha = await self._git("rev-parse", "--verify", "--quiet", "HEAD")
+        self._tell("git_sync", status="completed", restored=self.restored, sha=None if empty else sha.strip())
 
     async def _clone(self, url: str) -> None:
         os.makedirs(os.path.dirname(self.directory), exist_ok=True)
