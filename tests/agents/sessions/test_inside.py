@@ -393,6 +393,39 @@ def test_an_agent_that_says_nothing_is_asked_how_it_stands(place: Path) -> None:
     assert "does not take the prompt" in ended["lose"]
 
 
+DEAD = """
+import asyncio, json
+import bridge, places
+bridge.ABORT_PATIENCE = 0.2
+places.AGENT_SESSION = sys.path[0] + "/session"
+class Dead(bridge.Agent):
+    async def answers(self): ...
+    async def session(self, known): return "s"
+    async def stop(self, session): ...
+    async def work(self, session, current, said, resumed):
+        try:
+            await asyncio.sleep(60)
+        except asyncio.CancelledError:
+            pass  # as `asyncio.wait_for` does at times, before Python 3.12
+        await asyncio.sleep(60)
+bridge.KINDS["dead"] = Dead
+environ = {"SANDBOX_ID": "s", "SESSION_ID": "x", "CONTROL_PLANE_URL": "http://127.0.0.1:1", "SANDBOX_AUTH_TOKEN": "t",
+           "SESSION_CONFIG": json.dumps({"agent": {"port": 1, "kind": "dead"}, "directory": sys.path[0]})}
+async def main():
+    mine = bridge.Bridge(environ)
+    mine._prompt({"messageId": "m", "content": "x"})
+    await asyncio.sleep(0.1)
+    mine._stop("m")
+    await asyncio.wait_for(mine.aborting, 20)
+    print(json.dumps([mine.outbox.read(id).get("code") for id in mine.outbox.waiting()] + [mine.current]))
+asyncio.run(main())
+"""
+
+
+def test_a_turn_that_does_not_end_when_it_is_stopped_is_over_all_the_same(place: Path) -> None:
+    assert run(place, DEAD) == ["aborted", "aborted", None]
+
+
 RECALLED = """
 import asyncio, json, os, resource
 import claude_host
