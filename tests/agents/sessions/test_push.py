@@ -147,6 +147,7 @@ async def test_a_repository_with_nothing_in_it_is_begun(desk: Desk, forge: Forge
     made = await desk.http.post(f"/sessions/{id}/pr", json={"title": "x", "baseBranch": "trunk"})
     assert made.status_code == 201, made.text
     await desk.http.delete(f"/sessions/{id}")
+    shutil.rmtree(bare)
 
 
 async def test_what_is_done_for_somebody_is_committed_in_their_name(desk: Desk, session: str) -> None:
