@@ -45,12 +45,12 @@ class HostedApp:
 def coding_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A home whose embedded server has an agent with a script, instead of one with a model."""
     from skerry import embedded
-    from skerry.agents.sessions import sessions
+    from skerry.agents.sessions import programs
     from tests.agents.sessions.conftest import scripted
 
     directory = tmp_path_factory.mktemp("coding")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sessions, "opencode", scripted)
+        patch.setattr(programs, "opencode", scripted)
         yield directory
     server = embedded._servers.pop(directory, None)
     if server is not None:
