@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
+from skerry.agents.claude import speech
 from skerry.agents.claude.agent import ClaudeCode, RunningClaudeCode
 from skerry.agents.claude.turn import Turn
 from skerry.agents.config import prepare
@@ -152,6 +153,36 @@ async def test_a_network_that_is_lost_is_said_to_be_and_may_come_back(
     assert next(event.content for event in events if event.type == "token") == "one", "nothing is lost"
     await agency.set_egress(desk.sandbox, SetEgress(mode="allowlist", allow=[f"{HOST}:{model.port}"]))
     assert (await desk.ask("back again?", session))[-1].success
+
+
+PICTURE = {"type": "base64", "media_type": "image/png", "data": "aGk="}
+
+
+@pytest.mark.parametrize(
+    ("attached", "block"),
+    [
+        ({"name": "n.txt", "content": "hi"}, {"type": "text", "text": "The file n.txt:\n\nhi"}),
+        ({"name": "n", "url": "data:,a%20b"}, {"type": "text", "text": "The file n:\n\na b"}),
+        (
+            {"name": "n", "url": "data:text/plain;charset=utf-8;base64,aGk="},
+            {"type": "text", "text": "The file n:\n\nhi"},
+        ),
+        ({"name": "a.png", "content": "aGk=", "encoding": "base64"}, {"type": "image", "source": PICTURE}),
+        (
+            {"type": "file", "mime": "image/png", "url": "data:image/png;base64,aGk="},
+            {"type": "image", "source": PICTURE},
+        ),
+        (
+            {"name": "a.pdf", "url": "https://example.com/a.pdf"},
+            {"type": "document", "source": {"type": "url", "url": "https://example.com/a.pdf"}},
+        ),
+        ({"name": "n.txt", "url": "https://x/n.txt"}, {"type": "text", "text": "The file n.txt is at https://x/n.txt"}),
+        ({"name": "a.png", "url": "file:///a.png"}, {"type": "text", "text": "The file a.png is at file:///a.png"}),
+        ({"type": "text", "text": "hi", "synthetic": True}, {"type": "text", "text": "hi"}),
+    ],
+)
+def test_what_is_attached_is_what_the_models_api_takes(attached: dict[str, Any], block: dict[str, Any]) -> None:
+    assert speech.prompt("x", [attached])["message"]["content"] == [{"type": "text", "text": "x"}, block]
 
 
 @pytest.mark.parametrize(

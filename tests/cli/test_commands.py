@@ -7,6 +7,7 @@ import pty
 import signal
 import subprocess
 import sys
+import time
 from importlib import import_module
 from pathlib import Path
 
@@ -93,6 +94,21 @@ def test_a_signal_destroys_the_sandbox_of_a_run(
         assert process.stdout.readline() == b"up\n"
         process.send_signal(number)
         assert process.wait(60) == code
+    assert skerry("ls").stdout == b""
+
+
+def test_a_signal_that_is_said_twice_is_as_one(environment: dict[str, str], skerry: Skerry) -> None:
+    line = (RUN, "run", "echo up; sleep 1000")
+    with warm.Popen(
+        *line, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment
+    ) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        assert process.stdout.readline() == b"up\n"
+        for _ in range(20):
+            process.terminate()
+            time.sleep(0.005)
+        assert (process.wait(60), process.stderr.read()) == (143, b"")
     assert skerry("ls").stdout == b""
 
 

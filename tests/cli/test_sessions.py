@@ -106,6 +106,23 @@ def test_a_question_is_answered_from_elsewhere(
         assert watching.wait(20) == 0
 
 
+def test_whoever_watches_sees_where_each_prompt_ends_and_which_failed(
+    ask: Skerry, program: list[str], environment: dict[str, str], server: ServerProcess
+) -> None:
+    id = said(ask, "start").strip()
+    for content in ("say one", "fail no credit", "say three"):
+        ask("prompt", id, content)
+    line = [*program, "--url", server.url, "session", "watch", id, "--after", "0"]
+    with subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment) as watching:
+        assert watching.stdout is not None
+        assert watching.stderr is not None
+        assert watching.stdout.read(8) == b"one\nthre"
+        watching.send_signal(signal.SIGINT)
+        assert watching.wait(20) == 0
+        assert "✗ failed: The model failed: no credit" in watching.stderr.read().decode()
+    said(ask, "remove", id)
+
+
 @pytest.fixture
 def terminal(program: list[str], environment: dict[str, str], server: ServerProcess) -> Callable[..., Terminal]:
     return lambda *arguments: Terminal(program, environment, "--url", server.url, "session", *arguments)
@@ -184,3 +201,11 @@ def test_a_configuration_that_is_none_is_refused_in_a_sentence(ask: Skerry, tmp_
     assert done.returncode == 2
     assert b"Traceback" not in done.stderr
     assert b"--config" in done.stderr
+
+
+@pytest.mark.parametrize("wrong", [("--agent", "nobody"), ("--model", "nonsense"), ("--repo", "a/b/c")])
+def test_what_makes_no_sense_is_refused_in_a_sentence(ask: Skerry, wrong: tuple[str, str]) -> None:
+    done = ask("start", *wrong)
+    assert done.returncode == 1
+    assert done.stderr.startswith(b"error: The request is not valid. ")
+    assert b"pydantic" not in done.stderr

@@ -16,7 +16,7 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Annotated, Any, Literal
 
-from pydantic import AliasChoices, BaseModel, BeforeValidator, ConfigDict, Field, SecretStr
+from pydantic import AliasChoices, BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, field_serializer
 from pydantic.alias_generators import to_camel
 
 from skerry.models import EgressMode, EgressPolicy, Limits, Request, Result, SandboxRef, SyncResult
@@ -113,6 +113,10 @@ class Credential(Request):
     expires: float | None = Field(None, description="When the access token ends, in milliseconds since 1970.")
     token_url: str | None = Field(None, description="Where the server gets a new access token.")
     client_id: str | None = None
+
+    @field_serializer("key", "refresh", "access", when_used="json")
+    def _sent(self, value: SecretStr | None) -> str | None:
+        return None if value is None else value.get_secret_value()
 
 
 class ConfigFile(Request):

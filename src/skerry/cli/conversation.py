@@ -56,7 +56,9 @@ class Conversation(View):
             pressed = asyncio.ensure_future(presses.next())
             try:
                 await asyncio.wait((coming, pressed), return_when=asyncio.FIRST_COMPLETED)
-                if pressed.done() and not coming.done() and await self._leaves(presses):
+                if pressed.done() and coming.done():
+                    presses.repeat()  # something came at the same moment, and is shown first
+                elif pressed.done() and await self._leaves(presses):
                     return True
             finally:
                 pressed.cancel()
@@ -124,6 +126,10 @@ class Conversation(View):
             self.note(f"asks for leave: {data.get('tool')} {patterns} ({data.get('permissionId')})", mark="?")
         elif event.type == "permission_answered":
             self.note(f"answered: {data.get('reply')}")
+        elif event.type == _ENDED and self._only_looks:
+            self._close_line()
+            if not data.get("success"):
+                self.note(f"failed: {data.get('error')}", mark="✗")
         elif event.type == "trimmed":
             self.note(f"{data.get('events')} events before this are not kept any more")
 

@@ -140,13 +140,19 @@ def run(arguments: list[str] | None = None) -> int:
         return 1
 
 
+_ENDING = (signal.SIGTERM, signal.SIGHUP)
+
+
 def leave(number: int, _: object) -> None:
+    for each in _ENDING:
+        # `timeout` says it twice, and the second would cut short what is put away. Not SIG_IGN: children would have it.
+        signal.signal(each, lambda *_: None)
     sys.exit(128 + number)
 
 
 def main() -> None:
     # A sandbox that was made for one command is destroyed also when we are told to stop.
-    for number in (signal.SIGTERM, signal.SIGHUP):
+    for number in _ENDING:
         signal.signal(number, leave)
     sys.exit(run())
 

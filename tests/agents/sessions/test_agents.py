@@ -88,6 +88,16 @@ async def test_three_prompts_one_after_the_other(desk: Desk, session: str, model
     assert (await desk.inside(session, "cat /workspace/order")).split() == ["0", "1", "2"]
 
 
+async def test_what_its_commands_leave_behind_is_no_zombie(desk: Desk, session: str, model: Model, kind: Kind) -> None:
+    model.when("leave it", call(kind.shell, command="(sleep 0.2 >/dev/null 2>&1 &)", description="x"), say("left"))
+    assert (await desk.ask(session, "leave it"))["status"] == "completed"
+
+    async def gone() -> bool:
+        return not await desk.inside(session, "pgrep -x sleep; true")
+
+    await desk.until(gone, 20)
+
+
 async def test_what_it_asks_is_answered(desk: Desk, session: str, model: Model, kind: Kind) -> None:
     for number, reply in enumerate(("once", "reject")):
         await desk.inside(session, "touch /workspace/rubbish")
@@ -194,4 +204,20 @@ async def test_it_has_what_it_was_configured_with(desk: Desk, model: Model, kind
     told = [event["data"] for event in await desk.events(session, type="tool_call")]
     assert [each["output"] for each in told if each["status"] == "completed"] == ["forty-two", "5"][: len(calls)]
     assert "Always be kind." in str(model.wait_until_asked("count").body)
+    await desk.http.delete(f"/sessions/{session}")
+
+
+async def test_a_claude_code_that_was_ended_before_it_had_begun_does_not_spoil_the_session(
+    desk: Desk, model: Model
+) -> None:
+    claude = KINDS[1]
+    reach = {"mode": "allowlist", "allow": [f"{HOST}:{model.port}"]}
+    session = await desk.session(agent=claude.name, config=claude.config(model), egress=reach)
+    assert (await desk.ask(session, "hello"))["status"] == "completed"
+    transcript = "$(ls ~/.claude/projects/*/$(cat /tmp/opencode-session-id).jsonl)"
+    await desk.inside(session, f"f={transcript}; grep -v user $f | head -n 2 > /tmp/kept; cat /tmp/kept > $f")
+    for content in ("hello again", "and again"):
+        message = await desk.ask(session, content)
+        assert message["status"] == "completed", message
+    assert "hello again" in str(model.asked[-1].body["messages"]), "it remembers what came after"
     await desk.http.delete(f"/sessions/{session}")

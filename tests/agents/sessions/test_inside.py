@@ -393,6 +393,39 @@ def test_an_agent_that_says_nothing_is_asked_how_it_stands(place: Path) -> None:
     assert "does not take the prompt" in ended["lose"]
 
 
+DEAD = """
+import asyncio, json
+import bridge, places
+bridge.ABORT_PATIENCE = 0.2
+places.AGENT_SESSION = sys.path[0] + "/session"
+class Dead(bridge.Agent):
+    async def answers(self): ...
+    async def session(self, known): return "s"
+    async def stop(self, session): ...
+    async def work(self, session, current, said, resumed):
+        try:
+            await asyncio.sleep(60)
+        except asyncio.CancelledError:
+            pass  # as `asyncio.wait_for` does at times, before Python 3.12
+        await asyncio.sleep(60)
+bridge.KINDS["dead"] = Dead
+environ = {"SANDBOX_ID": "s", "SESSION_ID": "x", "CONTROL_PLANE_URL": "http://127.0.0.1:1", "SANDBOX_AUTH_TOKEN": "t",
+           "SESSION_CONFIG": json.dumps({"agent": {"port": 1, "kind": "dead"}, "directory": sys.path[0]})}
+async def main():
+    mine = bridge.Bridge(environ)
+    mine._prompt({"messageId": "m", "content": "x"})
+    await asyncio.sleep(0.1)
+    mine._stop("m")
+    await asyncio.wait_for(mine.aborting, 20)
+    print(json.dumps([mine.outbox.read(id).get("code") for id in mine.outbox.waiting()] + [mine.current]))
+asyncio.run(main())
+"""
+
+
+def test_a_turn_that_does_not_end_when_it_is_stopped_is_over_all_the_same(place: Path) -> None:
+    assert run(place, DEAD) == ["aborted", "aborted", None]
+
+
 RECALLED = """
 import asyncio, json, os, resource
 import claude_host
@@ -425,3 +458,37 @@ def test_what_claude_code_had_said_before_its_host_was_killed_is_known_to_the_ne
     assert again == [[3, "error"], [4, "execution_complete"]], "a token that may still have grown is not kept"
     assert half == [[2, "step_start"], [3, "error"], [4, "execution_complete"]]
     assert beyond == [], "what a full disk did not take"
+
+
+STUBBORN = """
+import asyncio, json, time, uuid
+import claude_host
+claude_host.STOP_PATIENCE, claude_host.LAST_GRACE = 0.3, 0.3
+program = [sys.executable, "-c", '''
+import signal, sys, time
+if "bad" in sys.stdin.readline():
+    print("no such thing", file=sys.stderr, flush=True)
+    sys.stdout.close()
+    time.sleep(0.2)
+    sys.exit(3)
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+time.sleep(60)
+''']
+config = {"program": program, "directory": "/", "port": 1, "asks": False, "servers": [], "allowed": []}
+async def main():
+    host, session = claude_host.Host(config), str(uuid.uuid4())
+    async def ended(message, content):
+        host.prompt(session, {"messageId": message, "content": content})
+        if content != "bad":
+            await asyncio.sleep(0.2)
+            await host.stop(session)
+        async for told in host.work.heard(0):
+            last = told["event"]
+        return last["code"]
+    print(json.dumps([await ended("one", "deaf"), await ended("two", "deaf"), await ended("three", "bad")]))
+asyncio.run(main())
+"""
+
+
+def test_a_claude_code_that_obeys_nobody_is_killed_and_one_that_ends_is_not_taken_for_killed(place: Path) -> None:
+    assert run(place, STUBBORN) == ["aborted", "aborted", "agent_failed"]

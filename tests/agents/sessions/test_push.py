@@ -15,8 +15,10 @@ from typing import Any
 import httpx
 import pytest
 
+from skerry import AsyncClient
 from skerry.agents.sessions.programs import AgentCommand, command
 from skerry.control.session_rows import SessionRow
+from skerry.errors import InvalidRequestError
 from tests.agents.conftest import HOST
 from tests.agents.model import Model, call, say
 from tests.agents.search import nothing_inside
@@ -104,6 +106,48 @@ async def test_the_repository_is_there_and_commits_are_the_users(desk: Desk, ses
     author = await desk.inside(session, "cd /workspace/thing && git log -1 --format='%an <%ae>'")
     assert author == 'Ann $(touch /tmp/pwned) "O\'Hara" B <ann@example.com>\n'
     assert await desk.inside(session, "ls /tmp/pwned 2>/dev/null") == ""
+
+
+async def test_the_client_passes_on_keys_and_tokens_and_says_what_is_wrong_without_them(desk: Desk) -> None:
+    given = {"github_token": USERS_TOKEN, "config": {"auth": {"anthropic": {"key": "sk-the-key"}}}}
+    async with AsyncClient(desk.url) as client:
+        made = await client.create_coding_session(agent="claude-code", **given)
+        row = (await desk.sessions.find(made.id)).row
+        assert desk.sessions.spawner.token(row) == USERS_TOKEN
+        key = desk.sessions.spawner.door(row)["api.anthropic.com"].value
+        assert (None if key is None else key.get_secret_value()) == "sk-the-key"
+        await made.delete()
+        with pytest.raises(InvalidRequestError, match="agent: Input should be 'opencode'") as wrong:
+            await client.create_coding_session(agent="nobody", **given)
+        assert USERS_TOKEN not in str(wrong.value)
+
+
+async def test_a_repository_with_nothing_in_it_is_begun(desk: Desk, forge: Forge) -> None:
+    bare = forge.root / "acme" / "empty.git"
+    forge.git("init", "-q", "--bare", "-b", "trunk", str(bare))
+    forge.git("config", "http.receivepack", "true", cwd=bare)
+    id = await desk.session(**repository(forge, repoName="empty"))
+
+    async def changed(content: str) -> str:
+        message = await desk.ask(id, content)
+        assert message["status"] == "completed", message
+        before = len(patches)
+        while len(patches) == before:
+            patches[:] = [event["data"]["patch"] for event in await desk.events(id, type="diff")]
+            await asyncio.sleep(0.05)
+        return patches[-1]
+
+    patches: list[str] = []
+    async with asyncio.timeout(60):
+        assert "+first" in await changed("write /workspace/empty/file first")
+        synced = await desk.events(id, type="git_sync")
+        assert synced[-1]["data"]["sha"] is None
+        await desk.inside(id, "cd /workspace/empty && git add -A && git commit -qm one")
+        assert "+first" in await changed("say committed")
+    made = await desk.http.post(f"/sessions/{id}/pr", json={"title": "x", "baseBranch": "trunk"})
+    assert made.status_code == 201, made.text
+    await desk.http.delete(f"/sessions/{id}")
+    shutil.rmtree(bare)
 
 
 async def test_what_is_done_for_somebody_is_committed_in_their_name(desk: Desk, session: str) -> None:

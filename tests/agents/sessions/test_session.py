@@ -152,6 +152,26 @@ async def test_a_prompt_that_waits_for_its_sandbox_is_stopped_as_well(desk: Desk
     await desk.http.delete(f"/sessions/{id}")
 
 
+async def test_a_prompt_that_waits_for_a_snapshot_is_stopped_as_well(desk: Desk, session: str) -> None:
+    live = desk.live(session)
+    keep, asked, free = live._berth.keeping.keep, asyncio.Event(), asyncio.Event()
+
+    async def slowly(reason: str) -> bool:
+        asked.set()
+        await free.wait()
+        return await keep(reason)
+
+    live._berth.keeping.keep = slowly  # type: ignore[method-assign]
+    first, second, third = [await desk.prompt(session, f"say {word}") for word in ("one", "two", "three")]
+    await asked.wait()
+    assert (await desk.http.post(f"/sessions/{session}/stop")).status_code == 200
+    live._berth.keeping.keep = keep  # type: ignore[method-assign]
+    free.set()
+    ended = [(await desk.done(session, each))["status"] for each in (first, second, third)]
+    assert ended == ["completed", "failed", "completed"]
+    assert (await desk.event(session, "execution_complete", messageId=second))["data"]["code"] == "aborted"
+
+
 async def test_a_failure_of_the_model_is_that_prompts_failure(desk: Desk, session: str) -> None:
     message = await desk.ask(session, "fail out of credit")
     assert message["status"] == "failed"
@@ -362,6 +382,9 @@ async def test_watchers_see_each_other(desk: Desk, session: str) -> None:
             assert (await one.next("presence_update"))["participant"]["clientId"] == "two"
             await two.say(type="presence", status="idle", cursor={"line": 3})
             moved = (await one.next("presence_update"))["participant"]
+            for nothing in ("nan", "inf"):  # what other clients could not read
+                await two.say(type="presence", cursor={"line": float(nothing)})
+                assert (await two.next("error"))["code"] == "invalid_request"
             assert (moved["status"], moved["cursor"]) == ("idle", {"line": 3})
         assert (await one.next("presence_leave"))["clientId"] == "two"
         await one.say(type="ping")
@@ -575,6 +598,8 @@ async def test_what_makes_no_sense_is_refused(desk: Desk) -> None:
         {"model": "/x"},
         {"attachments": [{"name": "neither"}]},
         {"attachments": [{"type": "dance"}]},
+        {"attachments": [{"type": "file", "mime": "text/plain"}]},
+        {"attachments": [{"type": "text"}]},
         {"attachments": [{"content": "no base64", "encoding": "base64"}]},
         {"attachments": [{"content": "\N{SNOWMAN}" * 3_000_000}] * 2},
     ):
@@ -582,3 +607,8 @@ async def test_what_makes_no_sense_is_refused(desk: Desk) -> None:
         assert (answer.status_code, answer.json()["error"]["code"]) == (400, "invalid_request"), more
     assert (await desk.http.post(f"/sessions/{id}/pr", json={"title": "x"})).status_code == 400
     await desk.http.delete(f"/sessions/{id}")
+    other = await desk.session(agent="claude-code")
+    attached = {"content": "x", "attachments": [{"type": "agent", "name": "reviewer"}]}
+    answer = await desk.http.post(f"/sessions/{other}/prompt", json=attached)
+    assert "Claude Code takes no attachments of type 'agent'" in answer.json()["error"]["message"]
+    await desk.http.delete(f"/sessions/{other}")

@@ -10,6 +10,7 @@ import mimetypes
 import re
 from collections.abc import Iterable, Mapping
 from typing import Any
+from urllib.parse import unquote_to_bytes
 
 Json = dict[str, Any]
 
@@ -27,6 +28,7 @@ RULES = f"{CONFIGURATION}/permissions.json"
 SYSTEM = f"{CONFIGURATION}/system"
 """Instructions for a prompt, by its session: as an argument they could be too long."""
 _PICTURES = ("image/png", "image/jpeg", "image/gif", "image/webp")
+_PAPER = "application/pdf"
 
 
 def arguments(
@@ -90,7 +92,12 @@ def died(code: int | None) -> bool:
 
 
 def _block(attachment: Mapping[str, Any]) -> Json:
-    """What is attached, as models of Anthropic's take it; what is in their own form stays as it is."""
+    """What is attached, as models of Anthropic's take it; what is in their own form stays as it is.
+
+    What they do not take would be in the session from then on, and be refused with each prompt after it.
+    """
+    if attachment.get("type") == "text" and "text" in attachment:
+        return {"type": "text", "text": str(attachment["text"])}
     if "content" not in attachment and "url" not in attachment:
         return dict(attachment)
     name = str(attachment.get("name") or attachment.get("filename") or "attachment")
@@ -99,12 +106,19 @@ def _block(attachment: Mapping[str, Any]) -> Json:
     if attachment.get("encoding") != "base64" and url is None:
         data = base64.b64encode(data.encode()).decode()
     if url is not None and str(url).startswith("data:"):
-        mime, _, data = str(url)[len("data:") :].partition(";base64,")
+        about, _, data = str(url)[len("data:") :].partition(",")
+        mime = about.partition(";")[0] or "text/plain"
+        if not about.endswith(";base64"):
+            data = base64.b64encode(unquote_to_bytes(data)).decode()
     elif url is not None:
-        kind = "image" if str(mime).startswith("image/") else "document"
-        return {"type": kind, "source": {"type": "url", "url": str(url)}}
-    if mime in _PICTURES or mime == "application/pdf":
-        source = {"type": "base64", "media_type": mime, "data": data}
-        return {"type": "image" if mime in _PICTURES else "document", "source": source}
+        if (mime in _PICTURES or mime == _PAPER) and str(url).startswith("https://"):
+            return {"type": _kind(mime), "source": {"type": "url", "url": str(url)}}
+        return {"type": "text", "text": f"The file {name} is at {url}"}
+    if mime in _PICTURES or mime == _PAPER:
+        return {"type": _kind(mime), "source": {"type": "base64", "media_type": mime, "data": data}}
     text = base64.b64decode(data).decode("utf-8", "replace")
     return {"type": "text", "text": f"The file {name}:\n\n{text}"}
+
+
+def _kind(mime: str) -> str:
+    return "image" if mime in _PICTURES else "document"

@@ -334,8 +334,8 @@ class Bridge:
                 await self._ask_to_stop()
                 await asyncio.wait([working], timeout=1.0)
             if not working.done():
-                working.cancel()
-                await asyncio.gather(working, return_exceptions=True)
+                await ending.end([working])
+            if working.cancelled():
                 await self._ask_to_stop()
                 Said(current["messageId"], self._emit).fail("It was stopped.", "aborted")
                 self._done(current["messageId"])

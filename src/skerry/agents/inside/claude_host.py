@@ -119,10 +119,10 @@ class Work:
             except (BrokenPipeError, ConnectionResetError):
                 pass  # that it has ended is heard
 
-    def end(self) -> None:
+    def end(self, how: signal.Signals) -> None:
         """One that does not listen."""
         if not self.turn.over and self.process is not None and self.process.returncode is None:
-            self.process.terminate()
+            self.process.send_signal(how)
 
     def _write(self, lines: list[Json], how: str) -> None:
         try:
@@ -137,6 +137,7 @@ class Host:
         self.program: list[str] = config["program"]
         self.directory: str = config["directory"]
         self.config = config
+        self.home = os.path.expanduser("~")
         self.version = ""
         self.working: asyncio.Task[None] | None = None
         self.work = Work.recalled()
@@ -196,16 +197,17 @@ class Host:
                 await _end(work.process, GRACE if work.turn.finished else 0)
 
     async def _worked(self, work: Work, asked: Json) -> None:
-        home = os.path.expanduser("~")
+        if work.stopped:  # while it waited for the one before
+            return work.tell(self._ended(work, None))
         system = None
         if asked.get("system"):
-            system = os.path.join(home, speech.SYSTEM, f"{work.session}.md")
+            system = os.path.join(self.home, speech.SYSTEM, f"{work.session}.md")
             os.makedirs(os.path.dirname(system), exist_ok=True)
             with open(system, "w", encoding="utf-8") as file:
                 file.write(asked["system"])
         words = speech.arguments(
             work.session,
-            begun=os.path.exists(os.path.join(home, speech.transcript(self.directory, work.session))),
+            begun=os.path.exists(self._transcript(work.session)),
             asks=self.config["asks"],
             model=asked.get("model") or self.config.get("model") or os.environ.get("ANTHROPIC_MODEL"),
             system=system,
@@ -233,6 +235,7 @@ class Host:
             while not work.turn.over:
                 line = await _line(process.stdout, exited)
                 if not line:
+                    await asyncio.wait([exited], timeout=LAST_WORDS)  # how it ended may be known a moment later
                     work.tell(self._ended(work, exited.result() if exited.done() else None))
                     return
                 try:
@@ -259,7 +262,9 @@ class Host:
         if work is None or work.session != session or work.turn.over:
             return
         if not work.stopped:
-            asyncio.get_running_loop().call_later(STOP_PATIENCE, work.end)
+            loop = asyncio.get_running_loop()
+            loop.call_later(STOP_PATIENCE, work.end, signal.SIGTERM)
+            loop.call_later(STOP_PATIENCE + LAST_GRACE, work.end, signal.SIGKILL)
         work.stopped = True
         await work.say(speech.interruption(secrets.token_hex(8)))
 
@@ -269,6 +274,20 @@ class Host:
         if work is None or asked is None:
             raise Refused(404, "Claude Code does not wait for an answer to this question.")
         await work.say(speech.answer(question, asked, reply))
+
+    def _spoiled(self, session: str) -> bool:
+        """Whether Claude Code was ended, or the disk was full, before it had written down what it was asked: it goes on
+        with no such session, and begins none that has a transcript."""
+        if self.work is not None and self.work.session == session and not self.work.turn.over:
+            return False
+        try:
+            with open(self._transcript(session), encoding="utf-8", errors="replace") as file:
+                return not any('"type":"user"' in line for line in file)
+        except OSError:
+            return False
+
+    def _transcript(self, session: str) -> str:
+        return os.path.join(self.home, speech.transcript(self.directory, session))
 
     # -- HTTP ----------------------------------------------------------------------------------------------------------
 
@@ -313,6 +332,8 @@ class Host:
                 self.prompt(found[1], body)
             elif method == "POST" and path.endswith("/abort"):
                 await self.stop(found[1])
+            elif self._spoiled(found[1]):
+                raise Refused(404, "This session has a transcript with nothing in it.")
             return {"id": found[1]}
         found = _REPLY.fullmatch(path)
         if method == "POST" and found is not None:

@@ -46,10 +46,12 @@ class Repository:
             return
         # In an index of its own: what is staged is the agent's business. A copy knows what did not change.
         aside = {"GIT_INDEX_FILE": places.INDEX}
+        staged = os.path.join(self._directory, index.strip())
         try:
-            shutil.copyfile(os.path.join(self._directory, index.strip()), places.INDEX)
+            if os.path.exists(staged):
+                shutil.copyfile(staged, places.INDEX)
             await self._git("add", "--all", more=aside)
-            words = ("diff", "--cached", "--binary", "HEAD" if since else base.strip())
+            words = ("diff", "--cached", "--binary", await self._otherwise() if since else base.strip())
             code, patch = await self._git(*words, more=aside)
         except OSError:
             return
@@ -57,6 +59,14 @@ class Repository:
             places.remove(places.INDEX)
         if not code:
             self._emit({"type": "diff", "patch": patch[:LARGEST_PATCH], "truncated": len(patch) > LARGEST_PATCH})
+
+    async def _otherwise(self) -> str:
+        """Since when, where the branch and what is there have nothing in common: since nothing, if there was none."""
+        missing, _ = await self._git("rev-parse", "--verify", "--quiet", self._base)
+        if not missing:
+            return "HEAD"
+        _, nothing = await self._git("hash-object", "-t", "tree", "/dev/null")
+        return nothing.strip()
 
     async def _git(self, *words: str, more: Mapping[str, str] | None = None) -> tuple[int, str]:
         own = ("SANDBOX_AUTH_TOKEN", "SESSION_CONFIG")

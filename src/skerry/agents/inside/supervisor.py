@@ -4,6 +4,7 @@ sees to it that both go on, until it is told to stop or the bridge says that nob
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import json
 import os
 import signal
@@ -35,6 +36,7 @@ DELIVERY_LOOKS = 40
 SETTLED = 300.0
 """After so many seconds without a death, those before are forgotten."""
 DEPTH = "100"
+_PR_SET_CHILD_SUBREAPER = 36
 
 
 class Fatal(Exception):
@@ -63,6 +65,8 @@ class Supervisor:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self.stopping.set)
+        # What the agent's commands leave behind is for the sandbox's init: here nobody waits for it.
+        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
         self._phase("syncing" if self.config.get("repoUrl") else "warming")  # before there is a bridge to read it
         access = {"url": self.control, "token": self.token, "sandbox": self.sandbox, "session": self.session}
         places.write_json(places.ACCESS, access)
@@ -129,8 +133,8 @@ class Supervisor:
             await self._rebase()
         else:
             await self._clone(url)
-        _, sha = await self._git("rev-parse", "HEAD")
-        self._tell("git_sync", status="completed", restored=self.restored, sha=sha.strip())
+        empty, sha = await self._git("rev-parse", "--verify", "--quiet", "HEAD")
+        self._tell("git_sync", status="completed", restored=self.restored, sha=None if empty else sha.strip())
 
     async def _clone(self, url: str) -> None:
         os.makedirs(os.path.dirname(self.directory), exist_ok=True)

@@ -8,7 +8,7 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field, SecretStr
+from pydantic import AfterValidator, Field, SecretStr, field_serializer
 
 from skerry.agents.models import AgentConfig, Model
 from skerry.models import EgressMode, EgressPolicy, EnvVars, Limits, Request, Result, SandboxRef, Secrets
@@ -22,9 +22,11 @@ RepoWord = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-][A-Za-z0-9_.-]{0,99}$")]
 
 def _attachment(given: dict[str, Any]) -> dict[str, Any]:
     """Refused here and not by the agent, which gets it when its turn has come."""
-    if given.get("type", "file") not in ("file", "text", "agent", "subtask"):
+    kind = given.get("type", "file")
+    if kind not in ("file", "text", "agent", "subtask"):
         raise ValueError("is of no type that OpenCode knows: file, text, agent or subtask")
-    if "type" not in given and not isinstance(given.get("url", given.get("content")), str):
+    written = kind == "text" and isinstance(given.get("text"), str)
+    if kind in ("file", "text") and not written and not isinstance(given.get("url", given.get("content")), str):
         raise ValueError("has neither a `url` nor `content`")
     if given.get("encoding") == "base64":
         b64decode(str(given.get("content")), validate=True)
@@ -97,6 +99,10 @@ class CreateSession(Request):
     provider: str | None = Field(None, max_length=40, description="Where its sandboxes are: `local`, `docker`, …")
     egress: EgressMode | EgressPolicy | None = None
     secrets: Secrets = Field(default_factory=dict)
+
+    @field_serializer("github_token", when_used="json")
+    def _sent(self, value: SecretStr | None) -> str | None:
+        return None if value is None else value.get_secret_value()
 
 
 class SendPrompt(Request):
@@ -295,10 +301,16 @@ class Typing(Request):
     type: Literal["typing"]
 
 
+def _sayable(given: dict[str, Any]) -> dict[str, Any]:
+    """The others are told it as it is, and what is no number to JSON they could not read."""
+    json.dumps(given, allow_nan=False)
+    return given
+
+
 class Presence(Request):
     type: Literal["presence"]
     status: Literal["active", "idle"] = "active"
-    cursor: dict[str, Any] | None = None
+    cursor: Annotated[dict[str, Any], AfterValidator(_sayable)] | None = None
 
 
 class Ping(Request):

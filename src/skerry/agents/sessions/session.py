@@ -114,23 +114,20 @@ class Session:
         return position
 
     async def stop(self) -> bool:
-        """Stop what is being worked at, or would be if there were a sandbox; whether there was something."""
+        """Stop what is being worked at, or would be if its sandbox were there and free; whether there was something."""
         message = await self._rows.processing(self.id)
+        waits = message is None
         if message is None:
-            return not self._berth.useful and await self._stop_next()
-        self._stopping = message.id
-        self.touch()
-        await self._berth.say({"type": "stop", "messageId": message.id})
-        return True
-
-    async def _stop_next(self) -> bool:
-        """The one that waits for the sandbox, which may take long to come and may never."""
-        message = await self._rows.take_next(self.id)
+            message = await self._take_next()
         if message is None:
             return False
         self._stopping = message.id
         self.touch()
-        await self._give_up("It was stopped.")
+        if waits and not self._berth.useful:
+            await self._give_up("It was stopped.")  # it may take long to come, and may never
+        else:
+            await self._berth.say({"type": "stop", "messageId": message.id})
+            self.kick()
         return True
 
     async def answer(self, permission: str, reply: PermissionReply, by: str) -> None:
@@ -353,9 +350,7 @@ class Session:
         """The one that is being worked at, should the bridge not know of it; or the next."""
         message = await self._rows.processing(self.id)
         if message is None:
-            message = await self._rows.take_next(self.id)
-            if message is not None:
-                self.hub.tell({"type": "processing_status", "isProcessing": True, "messageId": message.id})
+            message = await self._take_next()
         if message is None:
             if self.status is not SandboxStatus.READY:
                 await self._state.set_sandbox(SandboxStatus.READY)
@@ -377,6 +372,12 @@ class Session:
                 await self._berth.say({"type": "stop", "messageId": message.id})
             if self.status is not SandboxStatus.RUNNING:
                 await self._state.set_sandbox(SandboxStatus.RUNNING)
+
+    async def _take_next(self) -> MessageRow | None:
+        message = await self._rows.take_next(self.id)
+        if message is not None:
+            self.hub.tell({"type": "processing_status", "isProcessing": True, "messageId": message.id})
+        return message
 
     async def _identity(self, author: str | None) -> dict[str, str] | None:
         """In whose name is committed what is done for them; None if they have not said."""

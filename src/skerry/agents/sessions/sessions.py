@@ -14,7 +14,7 @@ import structlog
 
 from skerry.agents.availability import provider_for
 from skerry.agents.config import prepare, server_variables
-from skerry.agents.known import OPENCODE
+from skerry.agents.known import CLAUDE_CODE, OPENCODE
 from skerry.agents.sessions import life, tokens
 from skerry.agents.sessions.behalf import on_behalf_of
 from skerry.agents.sessions.forge import Forge, GitHub
@@ -268,6 +268,8 @@ class Sessions:
     async def prompt(self, session: Session, request: SendPrompt, author: str | None = None) -> PromptQueued:
         if session.row.status == SessionStatus.ARCHIVED:
             raise SessionArchivedError("The session is archived.", hint="Unarchive it first.")
+        if session.row.settings.get("agent") == CLAUDE_CODE.name:
+            _check_attachments(request.attachments)
         message = MessageRow(
             id=_id("msg"),
             session_id=session.id,
@@ -425,6 +427,14 @@ def _check_size(env: Mapping[str, str]) -> None:
         raise InvalidRequestError(
             f"The agent's configuration is too large ({size >> 10} KiB, of {LARGEST_CONFIG >> 10}).",
             hint="Leave out models that are not asked for; what the agent is to know belongs into `agentsMd`.",
+        )
+
+
+def _check_attachments(attachments: list[dict[str, Any]]) -> None:
+    for kind in {each.get("type") for each in attachments} & {"agent", "subtask"}:
+        raise InvalidRequestError(
+            f"Claude Code takes no attachments of type {kind!r}.",
+            hint="It takes files and texts; say the rest in words.",
         )
 
 
