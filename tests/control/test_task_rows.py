@@ -164,7 +164,8 @@ def schedule(**fields: Any) -> ScheduleRow:
 
 async def test_each_time_is_claimed_once_and_its_task_with_it(store: Store) -> None:
     await store.schedules.insert(schedule())
-    assert await store.schedules.next_due() == NOON
+    assert await store.schedules.next_due(NOON - timedelta(seconds=1)) == NOON
+    assert await store.schedules.next_due(NOON) is None
     (row,) = await store.schedules.due(NOON)
 
     async def claim(number: int) -> bool:
@@ -199,7 +200,7 @@ async def test_what_cannot_be_put_down_claims_nothing(store: Store) -> None:
 async def test_a_paused_one_is_not_due_and_history_is_bounded(store: Store) -> None:
     await store.schedules.insert(schedule(paused=True))
     assert await store.schedules.due(NOON) == []
-    assert await store.schedules.next_due() is None
+    assert await store.schedules.next_due(NOON - timedelta(seconds=1)) is None
     row = await store.schedules.update("sched-1", paused=False)
     for day in range(4):
         assert row is not None

@@ -233,7 +233,11 @@ class Host:
         exited = asyncio.ensure_future(process.wait())
         try:
             while not work.turn.over:
-                line = await _line(process.stdout, exited)
+                try:
+                    line = await _line(process.stdout, exited)
+                except ValueError:
+                    work.tell(work.turn.end("Claude Code printed a line that is too long.", "agent_failed"))
+                    return
                 if not line:
                     await asyncio.wait([exited], timeout=LAST_WORDS)  # how it ended may be known a moment later
                     work.tell(self._ended(work, exited.result() if exited.done() else None))
@@ -246,8 +250,6 @@ class Host:
                     if said.get("type") == "control_request":
                         work.questions[str(said.get("request_id"))] = said.get("request") or {}
                     work.tell(work.turn.feed(said))
-        except ValueError:
-            work.tell(work.turn.end("Claude Code printed a line that is too long.", "agent_failed"))
         finally:
             exited.cancel()
 
