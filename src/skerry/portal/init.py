@@ -125,15 +125,15 @@ def spawn(request: dict[str, Any], fds: list[int]) -> tuple[int, int | None]:
     master = slave = None
     if "pty" in request:
         master, slave = os.openpty()
+        resize(master, *request["pty"])  # before anybody can ask for it
         fds = [slave, slave, slave, *fds]
     report, failed = os.pipe()
     pid = os.fork()
     if pid == 0:
         become(request, fds, failed, slave is not None)
     os.close(failed)
-    if slave is not None and master is not None:
+    if slave is not None:
         os.close(slave)
-        resize(master, *request["pty"])
     why = os.read(report, 64)
     os.close(report)
     if why:
