@@ -141,7 +141,7 @@ async def test_a_sandbox_that_is_killed_leaves_nothing_either(mounted: Place) ->
     assert machine is not None
     await machine._provider.launcher.kill(machine.key)  # type: ignore[attr-defined]
     async with asyncio.timeout(20):
-        while mount_threads():
+        while mount_threads() or mounted.registry._owners[mounted.id].machine is machine:
             await asyncio.sleep(0.05)
     assert await mounted.out("cat /persist/f") == "x\n"
 
