@@ -8,7 +8,7 @@ from said import Said
 from speaker import Failed
 
 GONE = "The agent ended in the middle of the turn."
-_FIELDS = ("messageId", "content", "model", "system", "attachments")
+_FIELDS = ("messageId", "content", "model", "attachments")
 
 
 class ClaudeCode(Agent):

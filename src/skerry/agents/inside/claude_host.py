@@ -199,18 +199,11 @@ class Host:
     async def _worked(self, work: Work, asked: Json) -> None:
         if work.stopped:  # while it waited for the one before
             return work.tell(self._ended(work, None))
-        system = None
-        if asked.get("system"):
-            system = os.path.join(self.home, speech.SYSTEM, f"{work.session}.md")
-            os.makedirs(os.path.dirname(system), exist_ok=True)
-            with open(system, "w", encoding="utf-8") as file:
-                file.write(asked["system"])
         words = speech.arguments(
             work.session,
             begun=os.path.exists(self._transcript(work.session)),
             asks=self.config["asks"],
             model=asked.get("model") or self.config.get("model") or os.environ.get("ANTHROPIC_MODEL"),
-            system=system,
             servers=self.config["servers"],
             rules=self.config.get("rules"),
             allowed=self.config["allowed"],
